@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exporter.cli import _options
+from exporter.core.errors import UsageError
 from exporter.core.settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -80,3 +81,17 @@ def show(manifest: Manifest, place: Path, options: dict[str, Any]) -> int:
 
     click.echo(report.render(manifest, "json" if options["as_json"] else "table", place), nl=False)
     return 0 if all(variant.status == "passed" for variant in manifest.variants) else 1
+
+
+def beside(bundle: Path, suffix: str, out: Path | None) -> Path:
+    """Return where a command writes: `out`, or a folder named after the bundle in the working directory.
+
+    That is beside the bundle if the working directory is inside it. Raises UsageError if `out` is inside the bundle,
+    where every file has a recorded hash.
+    """
+    folder, name = bundle.resolve(), f"{bundle.resolve().name}-{suffix}"
+    if out is None:
+        return folder.parent / name if Path(name).resolve().is_relative_to(folder) else Path(name)
+    if (bundle / "manifest.json").is_file() and out.resolve().is_relative_to(folder):
+        raise UsageError(f"{out} is inside the bundle, all of whose files are recorded", "give another --out")
+    return out

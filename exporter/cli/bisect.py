@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from exporter.cli import _options
+from exporter.cli import _bundle, _options
 from exporter.cli._model import choose_device, choose_source, model_options, model_settings
 from exporter.core.errors import UsageError
 from exporter.core.settings import SessionSettings
@@ -65,7 +65,7 @@ def command(model: str, variant: str, out: Path | None, fix: bool, **options: An
         ):
             flags = ", ".join(one.opts[0] for one in click.get_current_context().command.params if one.name in others)
             raise UsageError("a bundle has its own settings", f"leave out what applies to a model: {flags}")
-        files = out or Path(f"{Path(model).name}-bisect", variant)
+        files = _bundle.beside(Path(model), "bisect", out) / ("" if out else variant)
         found = bisect_variant.run(place, variant, files, begun, options["timeout"], fix)
     click.echo(to_json(found) + "\n" if options["as_json"] else bisection.render(found, files), nl=False)
     return 0 if found.passes else 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from exporter.cli import _options
+from exporter.cli import _bundle, _options
+from exporter.core.errors import UsageError
 from exporter.core.settings import SessionSettings
 
 
@@ -50,8 +51,13 @@ def command(bundle: Path, variants: tuple[str, ...], out: Path | None, **options
 
     asked = profile_bundle.Asked(variants, options["seconds"], options["timeout"])
     run = profile_training.run if options["train"] else profile_bundle.run
+    folder = _bundle.beside(bundle, "profile", out)
+    if not (bundle / "manifest.json").is_file():
+        raise UsageError(
+            f"{bundle} is not a bundle: it has no manifest.json", "give the folder that `exporter export` wrote"
+        )
+    profile.begin(folder)
     found, steps = run(bundle, asked, _options.steps(options["quiet"]))
-    folder = out or Path(f"{bundle.name}-profile")
     found = profile.write(found, steps, folder)
     shown = to_json(found) + "\n" if options["as_json"] else profile.render(found, folder, options["top"])
     click.echo(shown, nl=False)

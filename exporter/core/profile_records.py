@@ -13,10 +13,11 @@ SCHEMA = 1
 class Origin:
     """A module, a line of the model's source and a node of the exported program; "" for what is unknown.
 
-    `bytes` is what its operator must read and write at least, if that is known of it alone.
+    `module` is "" for the model itself, and None if it is unknown. `bytes` is what its operator must read and
+    write at least, if that is known of it alone.
     """
 
-    module: str = ""
+    module: str | None = None
     place: str = ""
     node: str = ""
     bytes: float = 0.0
@@ -171,6 +172,7 @@ class Profile:
     created: str = ""
     schema: int = SCHEMA
     train: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def aligned(known: Sequence[str], found: Sequence[str]) -> list[int | None]:

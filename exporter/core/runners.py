@@ -1,4 +1,4 @@
-"""Find `exporter-run`, and tell for which torch it was built. Neither starts it nor imports torch.
+"""Find `exporter-run`, tell for which torch it was built, and call it. This never imports torch.
 
 A runner is used only if it was built for the release of torch that is installed here. It may come from, in this order:
 $EXPORTER_RUN, which excludes all others; the build folder of this checkout; the wheel of exporter, if that contains a
@@ -13,11 +13,14 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exporter._version import __version__
+from exporter.core.errors import ArtifactError
 
 NAME = "exporter-run"
 BUILD = "exporter runner build"
@@ -191,3 +194,22 @@ def _digest(source: Path) -> str:
             if file.is_file():
                 total.update(f"\n{file.relative_to(source)}\n".encode() + file.read_bytes())
     return total.hexdigest()
+
+
+def call(words: Sequence[str], timeout: float) -> str:
+    """Run exporter-run to its end and return what it prints.
+
+    Raises ArtifactError, with what it says, if it fails or takes longer than `timeout` seconds.
+    """
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ArtifactError(f"{NAME} did not end within {timeout:.0f} s", "raise --timeout") from error
+    except OSError as error:
+        raise ArtifactError(f"{NAME} cannot be started: {error.strerror}", REMEDY) from error
+    if done.returncode < 0:
+        raise ArtifactError(f"{NAME} was ended by {signal.Signals(-done.returncode).name}")
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ArtifactError(lines[0].removeprefix("Error: ") if lines else f"{NAME} ended with {done.returncode}")
+    return done.stdout

@@ -37,7 +37,10 @@ class Model:
     peaks: Peaks
 
     def __post_init__(self) -> None:
-        self._full = {_tail(one.place): one.place for one in self.eager if one.place}
+        self._places = {one.place for one in self.eager}
+        self._full: dict[str, set[str]] = {}
+        for place in self._places:
+            self._full.setdefault(_tail(place), set()).add(place)
         self.by_node = {one.name: one for one in self.nodes}
         self.work: dict[Key, list[Work]] = {}
         for one in self.eager:
@@ -52,16 +55,19 @@ class Model:
             for operator in (_base(one.operator), None):
                 self._at.setdefault((self.place(one.place), operator), []).append(one.module)
 
-    def place(self, place: str) -> str:
-        """Return a place as eager names it; artifacts keep only the names of files outside packages."""
-        return place if place in self._at_places() else self._full.get(_tail(place), place)
+    def place(self, place: str, module: str | None = None) -> str:
+        """Return a place as eager names it; artifacts keep only the names of files outside packages.
 
-    def _at_places(self) -> set[str]:
-        return set(self._full.values())
+        If several files have that name, the one in which the module has work counts.
+        """
+        known = {place} if place in self._places else self._full.get(_tail(place), set())
+        if len(known) > 1:
+            known = {one for one in known if (module, one) in self.work}
+        return next(iter(known)) if len(known) == 1 else place
 
     def key(self, module: str, place: str) -> Key:
         """Return the key of a line."""
-        return module, self.place(place)
+        return module, self.place(place, module)
 
     def cost_s(self, works: Iterable[Work]) -> float:
         """Return the time that work takes at the machine's peaks, in seconds."""
@@ -111,7 +117,7 @@ class Model:
         ]
 
     def _is_bare(self, origin: Origin) -> bool:
-        return bool(origin.place) and not origin.module and not origin.node
+        return bool(origin.place) and origin.module is None and not origin.node
 
     def _turns(self, step: Step) -> set[Turn]:
         """Return the places at which a step takes its turn, with its operator if that is known there."""
@@ -122,21 +128,27 @@ class Model:
         return turn if turn in self._at else (turn[0], None)
 
     def _resolve(self, origin: Origin, step: Step, used: Counter[Turn], turns: Counter[Turn]) -> tuple[Key, float]:
-        if work := self.by_node.get(origin.node):
+        work = self.by_node.get(origin.node)
+        if work and (
+            not origin.place or self.place(origin.place, origin.module) == self.place(work.place, work.module)
+        ):
             return self.key(work.module, work.place), self.cost_s([work])
-        place = self.place(origin.place)
-        module = origin.module
         turn = self._turn(origin, step)
         if self._is_bare(origin) and (modules := self._at.get(turn)):
-            module = modules[used[turn] * len(modules) // turns[turn]]
+            key = modules[used[turn] * len(modules) // turns[turn]], turn[0]
+        else:  # the node has another name here, if it has one: converters number nodes again
+            key = self.key(origin.module or "", origin.place)
         if origin.bytes:
-            return (module, place), max(origin.bytes / self.peaks.bytes_per_s, LEAST_S)
-        return (module, place), self.cost_s(self.work.get((module, place), ()))
+            return key, max(origin.bytes / self.peaks.bytes_per_s, LEAST_S)
+        return key, self.cost_s(self.work.get(key, ()))
 
 
 def _base(operator: str) -> str:
-    """Return an operator's name without its namespace and overload."""
-    return operator.rpartition("::")[2].partition(".")[0]
+    """Return an operator's name without its namespace and overload: `relu` for aten::relu and aten.relu.default."""
+    if "::" in operator:
+        return operator.rpartition("::")[2].partition(".")[0]
+    parts = operator.split(".")
+    return parts[1] if len(parts) == 3 else operator
 
 
 def _tail(place: str) -> str:
@@ -251,17 +263,21 @@ def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, p
     return tuple(sorted(rows, key=lambda row: -row.ms))
 
 
-def advice(lines: Sequence[Line], variants: Sequence[Profiled]) -> tuple[str, ...]:
-    """Return which variant is fastest, where it wins, what it lacks kernels for, and what to try first with it."""
+def advice(lines: Sequence[Line], variants: Sequence[Profiled], baseline: str = EAGER) -> tuple[str, ...]:
+    """Return which variant is fastest, where it wins, what it lacks kernels for, and what to try first with it.
+
+    `baseline` is the name of the eager variant. That of a training step is another, and options of exports do not apply
+    to it.
+    """
     ranked = sorted((one for one in variants if one.latency_ms), key=lambda one: one.latency_ms)
     if not ranked:
         return ()
     best, *others = ranked
-    eager = [one for one in others[1:] if one.name == EAGER]
+    eager = [one for one in others[1:] if one.name == baseline]
     found = [_won(lines, best, other) for other in (*others[:1], *eager)]
     if best.fallbacks:
         found.append(f"{best.name} has no kernel of its own for {', '.join(best.fallbacks[:3])}")
-    return (*found, f"first to try, for {best.name}: {_remedy(lines, best, others)}")
+    return (*found, f"first to try, for {best.name}: {_remedy(lines, best, others, baseline == EAGER)}")
 
 
 def _won(lines: Sequence[Line], best: Profiled, other: Profiled) -> str:
@@ -288,11 +304,11 @@ def named(line: Line) -> str:
     return ", ".join(filter(None, (line.module, _tail(line.place))))
 
 
-def _remedy(lines: Sequence[Line], best: Profiled, others: Sequence[Profiled]) -> str:
+def _remedy(lines: Sequence[Line], best: Profiled, others: Sequence[Profiled], exported: bool) -> str:
     """Return what may save most of a variant's time: a change of what limits it, or of its slowest line."""
-    ways = [(best.outside_ms, _between(best)), (best.copy_ms, _copies(lines, best))]
+    ways = [(best.outside_ms, _between(best, exported)), (best.copy_ms, _copies(lines, best))]
     near = [one for one in best.times if max(one.compute or 0.0, one.bandwidth or 0.0) > NEAR]
-    ways.append((sum(one.ms for one in near) / 2, _lower(lines, near, best)))
+    ways.append((sum(one.ms for one in near) / 2, _lower(lines, near, best, exported)))
     saved, way = max(ways)
     far = max((one for one in best.times if one not in near), key=_unexplained, default=None)
     if far and _unexplained(far) > max(saved, LEAST_SHARE * best.latency_ms):
@@ -300,9 +316,10 @@ def _remedy(lines: Sequence[Line], best: Profiled, others: Sequence[Profiled]) -
     return way if saved > LEAST_SHARE * best.latency_ms else "nothing stands out"
 
 
-def _between(best: Profiled) -> str:
+def _between(best: Profiled, exported: bool) -> str:
     share = best.outside_ms / best.latency_ms
-    return f"{share:.0%} of its time is between operators: a larger batch, the target compile, or CUDA graphs on a GPU"
+    other = ", the target compile" if exported and best.name.partition("@")[0] != "compile" else ""
+    return f"{share:.0%} of its time is between operators: a larger batch{other}, or CUDA graphs on a GPU"
 
 
 def _copies(lines: Sequence[Line], best: Profiled) -> str:
@@ -312,7 +329,7 @@ def _copies(lines: Sequence[Line], best: Profiled) -> str:
     return f"copies take {best.copy_ms / best.latency_ms:.0%}, most of it in {named(line)}: keep one layout there"
 
 
-def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled) -> str:
+def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled, exported: bool) -> str:
     """Return the advice for lines that are near a peak of the machine."""
     if not near:
         return ""
@@ -320,6 +337,8 @@ def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled) -> s
     where = f"{named(lines[first.line])} takes {first.share:.0%}"
     bound = (first.compute or 0.0) > NEAR
     limit = f"{_at_most(first.compute)} of the FLOP rate" if bound else f"{_at_most(first.bandwidth)} of the bandwidth"
+    if not exported:
+        return f"{where} at {limit}: a lower precision, as with torch.autocast"
     precision = best.name.partition("@")[2]
     lower = [] if precision == "int8" else ["int8"] if precision in BYTES else ["bf16", "int8"]
     options = " or ".join(f"--precision {one}" for one in lower)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverloadPacket
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 _OPERATORS = (OperatorBase, OpOverloadPacket, type)
@@ -41,16 +42,20 @@ class _Mode(_FlopCounterMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(func, HigherOrderOperator) or "triton" in func.name():
             return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        counted = {name: self._counted(value) for name, value in (kwargs or {}).items()}
-        return func(*map(self._counted, args), **counted)
+        return inside(self, func, args, kwargs or {})
 
-    def _counted(self, value: Any) -> Any:
-        """Return a function, such as the body of a loop, that is run with the mode; other values as they are."""
+
+def inside(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a higher-order operator, such as a loop, so that the functions that it is given run with the mode."""
+
+    def watched(value: Any) -> Any:
         if not callable(value) or isinstance(value, _OPERATORS):
             return value
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            with mode:
                 return value(*args, **kwargs)
 
         return run
+
+    return func(*map(watched, args), **{name: watched(value) for name, value in kwargs.items()})

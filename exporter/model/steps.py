@@ -19,28 +19,29 @@ CALL = "exporter: call"
 NODE = "exporter node::"
 COPIES = ("aten::copy_", "Memcpy", "Memset")
 KERNELS = ("graph_", "aoti_torch_", "cpp_", "triton_", "fused_", "TensorExpr", "prim::TensorExpr")
+Call = tuple[Any, Sequence[Any]]  # the profiler's event of a call, and those of its steps
 Explain = Callable[[Sequence[Any]], Sequence[tuple[Origin, ...]]]
 
 
 def record(run: Run, inputs: Tensors, device: str, runs: int, explain: Explain | None = None) -> Steps:
-    """Return the typical call of `runs` calls: its steps with the median of their times.
+    """Return the typical call of `runs` calls.
 
     `explain` maps the profiler's events of one call to their origins.
     """
     calls = [(call, list(outermost(call))) for call in calls_of(run, inputs, device, runs)]
-    usual = Counter(len(found) for _, found in calls).most_common(1)[0][0]
-    calls = [(call, found) for call, found in calls if len(found) == usual]
-    origins = explain(calls[0][1]) if explain else [()] * usual
-    made = [[step_of(call, event, device) for event in found] for call, found in calls]
-    return typical(
-        [
-            Steps(
-                tuple(replace(step, origins=tuple(own)) for step, own in zip(one, origins, strict=True)),
-                call.time_range.elapsed_us(),
-            )
-            for one, (call, _) in zip(made, calls, strict=True)
-        ]
+    return _explained(calls, explain, lambda call, event: step_of(call, event, device))
+
+
+def _explained(calls: Sequence[Call], explain: Explain | None, make: Callable[[Any, Any], Step]) -> Steps:
+    """Return the typical call of some calls with the events of each, and with the origins of its steps."""
+    found = typical(
+        [Steps(tuple(make(call, event) for event in events), call.time_range.elapsed_us()) for call, events in calls]
     )
+    if explain is None:
+        return found
+    events = next(events for _, events in calls if len(events) == len(found.steps))
+    origins = zip(found.steps, explain(events), strict=True)
+    return replace(found, steps=tuple(replace(step, origins=tuple(own)) for step, own in origins))
 
 
 def record_kernels(run: Run, inputs: Tensors, device: str, runs: int, explain: Explain | None = None) -> Steps:
@@ -62,24 +63,13 @@ def record_kernels(run: Run, inputs: Tensors, device: str, runs: int, explain: E
     for call in (one for one in events if one.name == CALL and one.device_type.name == "CPU"):
         own = [one for one in kernels if call.time_range.start <= one.time_range.start <= call.time_range.end]
         calls.append((call, own))
-    usual = Counter(len(own) for _, own in calls).most_common(1)[0][0]
-    calls = [(call, own) for call, own in calls if len(own) == usual]
-    origins = explain(calls[0][1]) if explain else [()] * usual
-    return typical(
-        [
-            Steps(
-                tuple(_kernel(call, one, tuple(where)) for one, where in zip(own, origins, strict=True)),
-                call.time_range.elapsed_us(),
-            )
-            for call, own in calls
-        ]
-    )
+    return _explained(calls, explain, _kernel)
 
 
-def _kernel(call: Any, event: Any, origins: tuple[Origin, ...]) -> Step:
+def _kernel(call: Any, event: Any) -> Step:
     took = event.time_range.elapsed_us()
     copied = took if event.name.startswith(COPIES) else 0.0
-    return Step(event.name, event.time_range.start - call.time_range.start, took, 1, copied, took, origins)
+    return Step(event.name, event.time_range.start - call.time_range.start, took, 1, copied, took)
 
 
 def calls_of(run: Run, inputs: Tensors, device: str, runs: int, stacks: bool = False) -> list[Any]:
@@ -163,10 +153,12 @@ def of_nodes(module: fx.GraphModule, inputs: Tensors, device: str, runs: int) ->
 
 
 def typical(calls: Sequence[Steps]) -> Steps:
-    """Return the mean of the middle half of calls that have the same steps, by their duration.
+    """Return the mean of the middle half of the calls by their duration, of those with the usual number of steps.
 
     Unlike the medians of each step, means add up to the duration of the call.
     """
+    ((usual, _),) = Counter(len(call.steps) for call in calls).most_common(1)
+    calls = [call for call in calls if len(call.steps) == usual]
     ordered = sorted(calls, key=lambda call: call.duration_us)
     out = len(ordered) // 4
     middle = ordered[out : len(ordered) - out]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import linecache
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from rich.text import Text
 
 from exporter.bundle import layout
 from exporter.core import filesystem, source_lines
-from exporter.core.json_codec import to_json
+from exporter.core.errors import ArtifactError
+from exporter.core.json_codec import from_json, to_json
 from exporter.core.profile_records import Line, LineTime, Profile, Profiled, Steps
 from exporter.core.records import EAGER
 from exporter.report import profile_page, profile_traces, rows
@@ -30,8 +33,34 @@ WIDTHS = {CALLS: 5, BACKWARD: 8, GFLOP: 5, MB: 5, BANDWIDTH: 5, RATE: 6}
 EDGES = 2
 WIDE = 100  # the width of a terminal that has room for operators
 OPTIONAL = (CALLS, MB, GFLOP, BACKWARD)  # columns that make room for a second variant, in this order
+EAGERS = (EAGER, "train")  # names of variants that nothing compiles
 VIEWS = {"view", "t", "transpose.int", "permute", "unsqueeze", "expand", "slice.Tensor", "select.int", "_unsafe_view"}
 TENSORBOARD = "tensorboard"
+NAME_OF_RECORD = "profile.json"
+
+
+def begin(folder: Path) -> None:
+    """Make the folder. Raise BundleError if nothing can be written there, before minutes of measuring are lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise filesystem.error(error, folder) from error
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove the traces of the profile that is in the folder, if any, and nothing else."""
+    try:
+        known = from_json(Profile, (folder / NAME_OF_RECORD).read_bytes()).variants
+    except (FileNotFoundError, ArtifactError):
+        return
+    for file in (folder / name for one in known for name in one.files):
+        if file.resolve().is_relative_to(folder.resolve()):
+            file.unlink(missing_ok=True)
+            if file.parent != folder:
+                with contextlib.suppress(OSError):  # it has other files
+                    file.parent.rmdir()
 
 
 def write(found: Profile, steps: Mapping[str, Steps], folder: Path) -> Profile:
@@ -43,11 +72,12 @@ def write(found: Profile, steps: Mapping[str, Steps], folder: Path) -> Profile:
     found = replace(found, lines=tuple(replace(line, text=_source(line.place)) for line in found.lines))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_earlier(folder)
         for variant in found.variants:
             if variant.name not in steps:
                 named.append(variant)
                 continue
-            stem = layout.stem(variant.name).replace("/", "-")
+            stem = layout.stem(variant.name)
             files = (f"{stem}.trace.json", f"{TENSORBOARD}/{stem}/exporter.pt.trace.json")
             trace = profile_traces.chrome(found, variant, steps[variant.name])
             for file in files:
@@ -56,7 +86,7 @@ def write(found: Profile, steps: Mapping[str, Steps], folder: Path) -> Profile:
             named.append(replace(variant, files=files))
         found = replace(found, variants=tuple(named))
         filesystem.write_atomic(folder / "profile.html", profile_page.render(found))
-        filesystem.write_atomic(folder / "profile.json", to_json(found) + "\n")
+        filesystem.write_atomic(folder / NAME_OF_RECORD, to_json(found) + "\n")
     except OSError as error:
         raise filesystem.error(error, folder) from error
     return found
@@ -95,6 +125,8 @@ def render(found: Profile, folder: Path, top: int) -> str:
         _say(console, f"this machine reached {reached}", "dim")
     for one in found.variants:
         _about(console, one)
+    for note in found.notes:
+        _say(console, note, "dim")
     for sentence in found.advice:
         _say(console, sentence, "bold")
     for name in ("profile.html", "profile.json", "*.trace.json"):
@@ -112,7 +144,7 @@ def _beside(found: Profile) -> list[str]:
 def _fitting(found: Profile, timed: Sequence[Profiled], width: int) -> tuple[list[Profiled], list[str]]:
     """Return the variants and the other columns for which there is room: the fastest, eager, then the next fastest."""
     beside = _beside(found)
-    ordered = sorted(timed, key=lambda one: (one is not timed[0], one.name != EAGER))
+    ordered = sorted(timed, key=lambda one: (one is not timed[0], one.name not in EAGERS))
 
     def room() -> int:
         return (width - NAME - EDGES - sum(WIDTHS[name] + 1 for name in beside)) // (COLUMN + 1)

@@ -88,7 +88,7 @@ class _Works:
 
     def of(self, step: Step) -> Event:
         """Return what a trace tells of a step. The work is that of its lines, to which other steps may belong."""
-        places = dict.fromkeys((one.module, one.place) for one in step.origins)
+        places = dict.fromkeys((one.module or "", one.place) for one in step.origins)
         lines = [line for key in places if (line := self._find(*key))]
         known = [line.flop / line.modules for line in lines if line.flop is not None]
         made: Event = {
@@ -126,7 +126,7 @@ def _modules(steps: Sequence[Step], spans: Sequence[Span]) -> Iterator[Event]:
             yield _event(f"nn.Module: {_printable(name)}", "python_function", (begin, end), HOST, ids)
 
     for step, span in zip(steps, spans, strict=True):
-        path = _shared([one.module.split(".") for one in step.origins if one.module or one.place])
+        path = _shared([(one.module or "").split(".") for one in step.origins if one.module or one.place])
         names = [".".join(path[: depth + 1]) for depth in range(len(path)) if path[depth]]
         shared = len(_shared([names, [name for name, _, _ in opened]]))
         yield from closed(shared)

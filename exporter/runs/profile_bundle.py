@@ -2,13 +2,14 @@
 
 Every variant has a session of its own. Latency is measured without the profiler, in rotation over all sessions, before
 and after each session records its steps.
+
+This file is long because it holds the whole sequence of a profile, to be read from top to bottom.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +20,12 @@ from typing import Any
 from exporter import targets
 from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
-from exporter.core import environment
-from exporter.core.errors import ExporterError, JobError, UsageError
+from exporter.core import environment, runners
+from exporter.core.errors import ExporterError, UsageError
 from exporter.core.profile_records import Origin, Profile, Profiled, Step, Steps
 from exporter.core.records import EAGER, Manifest, VariantRecord
 from exporter.evidence import attribution, benchmark
+from exporter.model import custom_ops
 from exporter.runs import rebuild, session_checks
 from exporter.runs.latency import EXAMPLE, At
 from exporter.runs.request import Request, again
@@ -40,8 +42,8 @@ class Asked:
     """What to profile: variants by name (all that have an artifact if empty), and for how long to measure each."""
 
     names: tuple[str, ...] = ()
-    seconds: float = 3.0
-    timeout: float = 600.0
+    seconds: float = 4.0
+    timeout: float = 1800.0
 
 
 @dataclass
@@ -82,13 +84,19 @@ def opened(place: Path, asked: Asked, begun: Callable[[str], None]) -> Iterator[
 
 
 def _chosen(manifest: Manifest, names: Sequence[str]) -> list[VariantRecord]:
-    known = {
-        one.name: one for one in manifest.variants if one.artifact or any(map(targets.is_live, targets.parse(one.name)))
-    }
+    known = {one.name: one for one in manifest.variants if one.artifact or _is_live(one.name)}
     for name in names:
         if name != EAGER and name not in known:
             raise UsageError(f"the bundle has no artifact of {name}", f"choose from {', '.join((EAGER, *known))}")
     return [one for name, one in known.items() if name in names or not names]
+
+
+def _is_live(name: str) -> bool:
+    """Return whether a row is compiled in its session; False for eager, and for targets that are not installed."""
+    try:
+        return name != EAGER and any(map(targets.is_live, targets.parse(name)))
+    except UsageError:
+        return False
 
 
 @dataclass
@@ -129,11 +137,18 @@ class Profiling:
             try:
                 running.append(self._open(record, needed))
             except ExporterError as error:
-                self.failed.append(Profiled(record.name, PYTHON, reason=str(error), remedy=error.remedy))
+                self.fail(record.name, PYTHON, error)
         steps, series = self.measured(running)
         model = attribution.Model(needed.eager, needed.nodes, needed.peaks)
         found = self.profile(running, steps, series, model)
+        if needed.refused:
+            note = f"steps are matched with eager's operators, because there is no exported program: {needed.refused}"
+            found = replace(found, notes=(note,))
         return found, {name: model.resolved(one) for name, one in steps.items()}
+
+    def fail(self, name: str, kind: str, error: ExporterError) -> None:
+        """Note why a variant has no profile."""
+        self.failed.append(Profiled(name, kind, reason=str(error), remedy=error.remedy))
 
     def log(self, name: str) -> Path:
         """Return the path of a log."""
@@ -157,8 +172,7 @@ class Profiling:
         facts = targets.facts(variant.target)
         if facts.nodes and NATIVE in kinds and self.request.device == "cpu":  # its nodes would wait for the GPU
             session = self.start(kinds[NATIVE]())
-            artifact = self.place / record.artifact.path
-            return Running(record.name, NATIVE, variant.precision, session, lambda: self._native(artifact, options))
+            return Running(record.name, NATIVE, variant.precision, session, lambda: self._native(record, options))
         session = self.start(kinds[PYTHON]())
         if not facts.instrumented:
             return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
@@ -203,44 +217,61 @@ class Profiling:
         session.start()
         return session
 
-    def _native(self, artifact: Path, options: targets.Options) -> Steps:
+    def _native(self, record: VariantRecord, options: targets.Options) -> Steps:
         """Return the steps that exporter-run times."""
-        runner = environment.find_runner()
-        command = [str(runner), "profile", str(artifact), "--json", "--golden", str(self.golden), "--runs", str(RUNS)]
-        command += ["--device", options.device, "--threads", str(options.threads)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=self.asked.timeout, check=False)
-        if done.returncode:
-            raise JobError(f"exporter-run profile fails: {done.stderr.strip()}")
-        found = json.loads(done.stdout)
+        assert record.artifact is not None
+        assert record.contract is not None
+        golden = session_checks.converted(self.zygote, self.golden, self.log(record.name))
+        words = [str(environment.find_runner()), "profile", str(self.place / record.artifact.path), "--json"]
+        words += ["--golden", str(golden), "--runs", str(RUNS)]
+        words += ["--device", options.device, "--threads", str(options.threads)]
+        words += custom_ops.runner_words(record.contract.ops, options.ops_libs)
+        nodes = json.loads(runners.call(words, self.asked.timeout))["nodes"]
         steps = [
             Step(one["op"], one["start_us"], one["own_us"], origins=(Origin(one["module"], one["place"]),))
-            for one in found["nodes"]
+            for one in nodes
         ]
-        return Steps(tuple(steps), max(one["start_us"] + one["duration_us"] for one in found["nodes"]))
+        return Steps(tuple(steps), max((one["start_us"] + one["duration_us"] for one in nodes), default=0.0))
 
     def measured(self, running: Sequence[Running]) -> tuple[dict[str, Steps], dict[str, benchmark.Series]]:
-        """Time every session in rotation, and record the steps of each in the middle of that."""
-        named = {one.name: one for one in running}
-        subjects = {name: At(one.session, EXAMPLE) for name, one in named.items()}
-        half = self.asked.seconds / 2
+        """Time every session in rotation, and record the steps of each in the middle of that.
+
+        Return those of the variants that did not fail.
+        """
+        before = self._timed(running)
         steps: dict[str, Steps] = {}
-        series: dict[str, benchmark.Series] = {}
-        if not named:
-            return steps, series
-        first = next(iter(named))
-        say = lambda name: self.begun(f"time {name}")  # noqa: E731
-        before = benchmark.measure(subjects, half, first, say)
-        for name, one in named.items():
-            self.begun(f"profile {name}")
+        for one in running:
+            if one.name in before:
+                self.begun(f"profile {one.name}")
+                try:
+                    steps[one.name] = one.record()
+                except ExporterError as error:
+                    self.fail(one.name, one.kind, error)
+        after = self._timed([one for one in running if one.name in steps])
+        for name, series in after.items():
+            series.windows.extend(before[name].windows)
+        return {name: steps[name] for name in after}, after
+
+    def _timed(self, running: Sequence[Running]) -> dict[str, benchmark.Series]:
+        """Time the sessions for half of the time. Return the series of those that did not fail."""
+        left = list(running)
+        while left:
+            subjects = {one.name: At(one.session, EXAMPLE) for one in left}
             try:
-                steps[name] = one.record()
-            except ExporterError as error:
-                self.failed.append(Profiled(name, one.kind, reason=str(error), remedy=error.remedy))
-        after = benchmark.measure(subjects, half, first, say)
-        for name in named:
-            series[name] = after[name]
-            series[name].windows.extend(before[name].windows)
-        return steps, series
+                found = benchmark.measure(subjects, self.asked.seconds / 2, left[0].name, self._say)
+            except ExporterError as error:  # of the first, to which the others are compared
+                self.fail(left[0].name, left[0].kind, error)
+                left = left[1:]
+                continue
+            for one in left:
+                failed = found[one.name].error
+                if failed:
+                    self.fail(one.name, one.kind, failed)
+            return {name: one for name, one in found.items() if not one.error}
+        return {}
+
+    def _say(self, name: str) -> None:
+        self.begun(f"time {name}")
 
     def profile(
         self,
@@ -248,10 +279,11 @@ class Profiling:
         steps: dict[str, Steps],
         series: dict[str, benchmark.Series],
         model: attribution.Model,
+        baseline: str = EAGER,
     ) -> Profile:
-        """Return the record of what was measured."""
-        shown = [one for one in running if one.name in steps and not series[one.name].error]
-        timings = {one.name: benchmark.timing(series[one.name], series[running[0].name]) for one in shown}
+        """Return the record of what was measured. `baseline` is the name of the eager variant."""
+        shown = [one for one in running if one.name in steps]
+        timings = {one.name: benchmark.timing(series[one.name], series[shown[0].name]) for one in shown}
         spent = {one.name: attribution.spend(model, steps[one.name], timings[one.name].median_ms) for one in shown}
         lines = attribution.lines(model, list(spent.values()))
         variants = []
@@ -280,7 +312,7 @@ class Profiling:
             model.peaks,
             tuple(line for line, _ in lines),
             (*variants, *self.failed),
-            attribution.advice([line for line, _ in lines], variants),
+            attribution.advice([line for line, _ in lines], variants, baseline),
             environment=environment.describe(targets.distributions(one.name.partition(":")[0] for one in running)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exporter.core.errors import ExporterError, UsageError
-from exporter.core.profile_records import Profile, Profiled, Steps
+from exporter.core.profile_records import Profile, Steps
 from exporter.evidence import attribution
 from exporter.runs import profile_bundle
 from exporter.runs.profile_bundle import PYTHON, RUNS, Asked, Profiling, Running
@@ -53,10 +53,10 @@ def _execute(current: Profiling, forms: Sequence[str]) -> tuple[Profile, dict[st
             session = _open(current, form, arguments)
             running.append(Running(form, PYTHON, current.job.options.precision, session, _record(session)))
         except ExporterError as error:
-            current.failed.append(Profiled(form, PYTHON, reason=str(error), remedy=error.remedy))
+            current.fail(form, PYTHON, error)
     steps, series = current.measured(running)
     model = attribution.Model(needed.eager, (), needed.peaks)
-    found = current.profile(running, steps, series, model)
+    found = current.profile(running, steps, series, model, EAGER_STEP)
     notes = needed.notes + ((RANDOM,) if needed.random else ())
     variants = tuple(replace(one, notes=one.notes + notes) if not one.reason else one for one in found.variants)
     return replace(found, variants=variants, train=True), {name: model.resolved(one) for name, one in steps.items()}

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SETTINGS = {"cpp.enable_kernel_profile": True, "trace.provenance_tracking_level": 1}
 INFORMATION = "kernel_information.json"
 COMPANION = ".kernels.json"
+SEVERAL = "the package has several entries, so its kernels are matched with lines only by the names of operators"
 # Kernels of torch that inductor chooses for their speed. Other operators of torch are those that it cannot compile.
 CHOSEN = ("addmm", "mm", "bmm", "baddbmm", "linear", "conv", "attention", "qlinear", "qconv", "mkl", "embedding")
 _GRAPH = re.compile(r"^graph_\d+_")
@@ -87,6 +88,30 @@ def is_fallback(name: str) -> bool:
     return name.startswith(("aoti_torch_", "aten::", "torchvision::")) and not any(one in name for one in CHOSEN)
 
 
+@contextlib.contextmanager
+def noting(note: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+    """Compile with SETTINGS, and pass inductor's information on the kernels of each graph to `note`."""
+    from torch._inductor import config, debug
+
+    dump = debug.dump_inductor_provenance_info
+
+    def collect() -> dict[str, Any]:
+        note(debug.create_kernel_information_json())
+        found = dump()
+        # Backward graphs are compiled outside the scope that empties these, and would repeat each other's kernels.
+        debug._inductor_triton_kernel_to_post_grad_node_info.clear()
+        debug._inductor_kernel_stack_trace.clear()
+        return found
+
+    patched: Any = debug
+    with config.patch(SETTINGS):
+        patched.dump_inductor_provenance_info = collect
+        try:
+            yield
+        finally:
+            patched.dump_inductor_provenance_info = dump
+
+
 @dataclass
 class Instrumented:
     """What torch.compile compiled while it was watched: graphs, and inductor's information on their kernels."""
@@ -97,21 +122,10 @@ class Instrumented:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Compile with SETTINGS, and note what is compiled."""
-        from torch._inductor import config, debug
+        from torch._inductor import config
 
-        dump = debug.dump_inductor_provenance_info
-
-        def collect() -> dict[str, Any]:
-            self.information.append(debug.create_kernel_information_json())
-            return dump()
-
-        patched: Any = debug
-        with config.patch({**SETTINGS, "pre_grad_custom_pass": self._see}):
-            patched.dump_inductor_provenance_info = collect
-            try:
-                yield
-            finally:
-                patched.dump_inductor_provenance_info = dump
+        with config.patch({"pre_grad_custom_pass": self._see}), noting(self.information.append):
+            yield
 
     def _see(self, graph: fx.Graph) -> None:
         self.graphs.append((origins.inputs(graph), {node.name: origins.of(node) for node in graph.nodes}))
@@ -150,7 +164,8 @@ def record(source: Path | Instrumented, run: Run, device: str, inputs: Tensors, 
     package_on_gpu = isinstance(source, Path) and device != "cpu"
     record = steps.record_kernels if package_on_gpu else steps.record
     found = record(run, inputs, device, runs, kernels.explain if kernels else None)
-    return replace(found, steps=tuple(replace(one, fallback=is_fallback(one.name)) for one in found.steps))
+    marked = tuple(replace(one, fallback=is_fallback(one.name)) for one in found.steps)
+    return replace(found, steps=marked, notes=() if kernels else (SEVERAL,))
 
 
 def settings(device: str) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import ast
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 OPTIMIZED = "optimized.onnx"
 COPIES = ("Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost", "Cast", "Identity")
+HOST = "onnxruntime times the launches of kernels on the host, not the kernels on the GPU"
 _SUFFIX = "_kernel_time"
 _FX_NODE = re.compile(r"^%?(\w+)")
 
@@ -41,15 +43,32 @@ def record(path: Path, make: Callable[[Path, Path], tuple[Any, Run]], device: st
     for call in calls:
         end = call["ts"] + call["dur"]
         inside = [one for one in kernels if call["ts"] <= one["ts"] < end]
-        inside.sort(key=lambda one: one["ts"])
-        found.append(Steps(tuple(_step(one, call["ts"], where, device) for one in inside), call["dur"]))
-    return steps.typical([one for one in found if len(one.steps) == len(found[-1].steps)])
+        inside.sort(key=lambda one: (one["ts"], -one["dur"]))
+        taken = zip(inside, _own(inside), strict=True)
+        found.append(Steps(tuple(_step(one, own, call["ts"], where, device) for one, own in taken), call["dur"]))
+    notes = (HOST,) if device != "cpu" else ()
+    return replace(steps.typical(found), notes=notes)
 
 
-def _step(event: Mapping[str, Any], begun: float, where: Mapping[str, tuple[Origin, ...]], device: str) -> Step:
+def _own(ordered: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the time of each node without that of the nodes inside it, as in a branch or a loop."""
+    own: list[float] = []
+    opened: list[int] = []
+    for index, one in enumerate(ordered):
+        while opened and one["ts"] >= ordered[opened[-1]]["ts"] + ordered[opened[-1]]["dur"]:
+            opened.pop()
+        if opened:
+            own[opened[-1]] = max(own[opened[-1]] - one["dur"], 0.0)
+        own.append(float(one["dur"]))
+        opened.append(index)
+    return own
+
+
+def _step(
+    event: Mapping[str, Any], took: float, begun: float, where: Mapping[str, tuple[Origin, ...]], device: str
+) -> Step:
     operator = event["args"].get("op_name", "")
     fallback = device != "cpu" and event["args"].get("provider", "").startswith("CPU")
-    took = float(event["dur"])
     return Step(
         operator,
         float(event["ts"] - begun),
@@ -108,5 +127,5 @@ def _all(graph: Any) -> Iterable[Any]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all(attribute.g)
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _all(inner)

@@ -192,8 +192,6 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         _write(graph, path, settings)
-        if options.profiled:
-            _steps_inductor.save(path, graph.graph)
         return ops, ()
     with _inductor.unfolded(carrying.BUFFER):
         try:
@@ -212,6 +210,8 @@ def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, 
     # Inductor freezes only with gradients off.
     with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
         torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
+    if _steps_inductor.SETTINGS.keys() & settings.keys():
+        _steps_inductor.save(path, graph.graph)
 
 
 def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path, options: Options) -> tuple[str, ...]:
@@ -261,7 +261,8 @@ def load(path: Path, options: Options) -> Loaded:
             raise ContractError(f"{symbol} is {size}, the contract allows {promise.symbols[symbol]}")
         return models[size].run(inputs)
 
-    return Loaded(run, takes=next(iter(models.values())).inputs())
+    profile = functools.partial(_steps_inductor.record, path, run, options.device)
+    return Loaded(run, takes=next(iter(models.values())).inputs(), profile=profile)
 
 
 def _resetting(model: _packages.Package, promise: Contract, device: str) -> Callable[[], None]:
@@ -320,7 +321,8 @@ def live(program: Program, options: Options) -> Loaded:
             for tensor, axes in zip(inputs, open_axes, strict=False):
                 torch._dynamo.maybe_mark_dynamic(tensor, axes)
             marked = inputs
-        with torch.no_grad(), made.watching() if options.profiled else contextlib.nullcontext():
+        watching = options.profiled and not made.information  # that costs time at each call
+        with torch.no_grad(), made.watching() if watching else contextlib.nullcontext():
             outputs = compiled(*inputs)
         # With CUDA graphs, the next call overwrites these outputs.
         return tuple(t.clone() for t in outputs) if overwrites else tuple(outputs)

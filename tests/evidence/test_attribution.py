@@ -173,3 +173,26 @@ def test_what_to_try_first_is_what_may_save_most(variant: Profiled, said: str) -
 
 def test_names_are_aligned_in_order() -> None:
     assert aligned(["a", "b", "c"], ["a", "x", "c"]) == [0, None, 2]
+
+
+def test_a_line_counts_more_than_the_name_of_a_node(model: attribution.Model) -> None:
+    """ONNX numbers the nodes of a decomposed program again."""
+    (keys,) = model.keys_of([Step("Gemm", 0, 100, origins=(Origin("head", "net.py:9", "linear_0"),))])
+    assert keys[0][0] == ("head", "/home/me/net.py:9")
+
+
+def test_the_model_itself_is_a_module() -> None:
+    works = [_work("fc", "fc", "/m.py:3"), _work("relu", "", "/m.py:3", "aten::relu", 0.0)]
+    model = attribution.Model(works, works, PEAKS)
+    (keys,) = model.keys_of([Step("aten.relu.default", 0, 100, origins=(Origin("", "m.py:3"),))])
+    assert keys[0][0] == ("", "/m.py:3")
+    (keys,) = model.keys_of([Step("aten.relu.default", 0, 100, origins=(Origin(place="m.py:3"),))])
+    assert keys[0][0] == ("", "/m.py:3")
+
+
+def test_files_of_one_name_are_told_apart_by_the_module() -> None:
+    works = [_work("a", "first", "/a/net.py:7"), _work("b", "second", "/b/net.py:7")]
+    model = attribution.Model(works, works, PEAKS)
+    origins = [Origin("second", "net.py:7"), Origin("first", "net.py:7"), Origin(place="net.py:7")]
+    found = [keys[0][0] for keys in model.keys_of([Step("x", 0, 1, origins=(one,)) for one in origins])]
+    assert found == [("second", "/b/net.py:7"), ("first", "/a/net.py:7"), ("", "net.py:7")]

@@ -152,7 +152,7 @@ def test_calibration_data_include_the_samples(tmp_path: Path) -> None:
     asked = messages.Job("measured", source, tmp_path, Options(threads=1))
     sizes = {"batch": 2, "length": 16}
     prepared = messages.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
-    program = tasks._program(asked, prepared, "onnx")
+    program = tasks.program_of(asked, prepared, "onnx")
     assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in tasks.SAMPLES)]
     assert program.calibration == "calibrated with 3 of samples() and 8 drawn inputs"
 
@@ -213,6 +213,6 @@ def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:
     loaded = loading.load_model(asked)
     found = keeping.find(asked, loaded)
     states.save(loaded.kept, asked.state_file)
-    return tasks._program(
+    return tasks.program_of(
         asked, messages.Prepared(found, {"batch": 3}, {"batch": 2}, "random", 0, 0, 0.0), "onnx"
     ).samples

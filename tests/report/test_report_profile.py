@@ -199,3 +199,11 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Exception, match="file"):
         profile.write(_profile(1), {}, tmp_path / "file" / "out")
+
+
+def test_an_earlier_profile_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    profile.write(_profile(2), {"eager": _steps(), "compile:backend=1": _steps()}, tmp_path)
+    (tmp_path / "mine.trace.json").touch()
+    profile.write(_profile(1), {"eager": _steps()}, tmp_path)
+    assert sorted(one.name for one in (tmp_path / "tensorboard").iterdir()) == ["eager"]
+    assert sorted(one.name for one in tmp_path.glob("*.trace.json")) == ["eager.trace.json", "mine.trace.json"]

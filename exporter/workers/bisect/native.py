@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from exporter import targets
+from exporter.core import runners
 from exporter.core.contract_records import Contract
-from exporter.core.errors import ArtifactError
 from exporter.model import custom_ops, tensor_files
 from exporter.model.tensors import Run, Tensors
 
@@ -34,24 +32,11 @@ def load(
         with tempfile.TemporaryDirectory(prefix="native-") as folder:
             given, outputs = Path(folder, INPUTS), Path(folder, OUTPUTS)
             save(inputs, contract, given)
-            command = [*words, "--inputs", str(given), "--outputs", str(outputs)]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-            except subprocess.TimeoutExpired as error:
-                raise ArtifactError(f"exporter-run did not end within {timeout:.0f} s") from error
-            if done.returncode:
-                raise ArtifactError(_said(done))
+            runners.call([*words, "--inputs", str(given), "--outputs", str(outputs)], timeout)
             found, _ = tensor_files.read(outputs)
         return tuple(found[spec.name].to(options.device) for spec in contract.outputs)
 
     return run
-
-
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode < 0:
-        return f"exporter-run was ended by {signal.Signals(-done.returncode).name}"
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return lines[0].removeprefix("Error: ") if lines else f"exporter-run ended with {done.returncode}"
 
 
 def save(inputs: Tensors, contract: Contract, path: Path) -> None:

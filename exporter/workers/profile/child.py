@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from exporter import targets
-from exporter.core.errors import ExportError
+from exporter.core import source_lines
 from exporter.core.profile_records import Peaks, Work
 from exporter.core.records import EAGER
 from exporter.evidence import golden as goldens
@@ -42,9 +42,9 @@ def need(channel: socket.socket, job: Job, golden: Path, precisions: tuple[str, 
     nodes: list[Work] = []
     refused = ""
     try:
-        nodes = operators.of_program(program.exported.module(check_guards=False), placed)
-    except ExportError as error:
-        refused = str(error)
+        nodes = operators.of_program(program.artifact.module(check_guards=False), placed)
+    except Exception as error:  # torch.export, or eager in the program: the profile does without it
+        refused = source_lines.summary(error)
     return Needed(prepared, tuple(recorder.works), tuple(nodes), peaks(job.options.device, precisions), refused)
 
 

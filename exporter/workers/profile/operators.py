@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OperatorBase, OpOverloadPacket
+from torch._ops import HigherOrderOperator
 from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,12 +17,12 @@ from torch.utils.flop_counter import flop_registry
 
 from exporter.core import source_lines
 from exporter.core.profile_records import Origin, Step, Steps, Work
+from exporter.evidence import operations
 from exporter.model import origins, steps
 from exporter.model.tensors import Run, Tensors
 
 # These read only the rows that they return.
 _GATHERS = ("embedding", "index_select", "gather", "index")
-_FUNCTIONS = (OperatorBase, OpOverloadPacket, type)
 _RANGE = "exporter: "
 
 
@@ -36,17 +36,20 @@ class Recorder(TorchDispatchMode):
         self.where, self.device = where, device
         self.works: list[Work] = []
         self.steps: list[Step] = []
-        self.begun = 0
+        self.begun = time.perf_counter_ns()
+        self.own_ns = 0  # of the recorder itself, so far
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            return func(*map(self._watched, args), **{name: self._watched(one) for name, one in kwargs.items()})
+            return operations.inside(self, func, args, kwargs)
         if getattr(func, "overloadpacket", None) not in flop_registry and hasattr(func, "decompose"):
             with self:  # operators made of others are not taken apart inside branches
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
+        entered = time.perf_counter_ns()
+        start = (entered - self.begun - self.own_ns) / 1000
         origin = self.where()
         begun = time.perf_counter_ns()
         if self.device == "cpu":
@@ -54,27 +57,23 @@ class Recorder(TorchDispatchMode):
         else:
             with torch.profiler.record_function(f"{_RANGE}{len(self.steps)}"):
                 out = func(*args, **kwargs)
-        took = (time.perf_counter_ns() - begun) / 1000
+        took_ns = time.perf_counter_ns() - begun
+        took = took_ns / 1000
         name = str(func.name())
         copy = took if name in steps.COPIES or name in ("aten::clone", "aten::_to_copy") else 0.0
         self.works.append(
             Work(
-                origin.node, name, origin.module, origin.place, _flop(func, args, kwargs, out), _bytes(func, args, out)
+                origin.node,
+                name,
+                origin.module or "",
+                origin.place,
+                _flop(func, args, kwargs, out),
+                _bytes(func, args, out),
             )
         )
-        self.steps.append(Step(name, (begun - self.begun) / 1000, took, copy_us=copy, origins=(origin,)))
+        self.steps.append(Step(name, start, took, copy_us=copy, origins=(origin,)))
+        self.own_ns += time.perf_counter_ns() - entered - took_ns
         return out
-
-    def _watched(self, value: Any) -> Any:
-        """Return a function, such as the body of a loop, that is run with this mode; other values as they are."""
-        if not callable(value) or isinstance(value, _FUNCTIONS):
-            return value
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return value(*args, **kwargs)
-
-        return run
 
 
 def _flop(func: Any, args: Any, kwargs: Any, out: Any) -> float | None:
@@ -170,8 +169,7 @@ class Eager:
 
         Its duration is that of a call without the recorder, right before it.
         """
-        calls = [self._call(inputs) for _ in range(runs)]
-        return steps.typical([one for one in calls if len(one.steps) == len(calls[0].steps)])
+        return steps.typical([self._call(inputs) for _ in range(runs)])
 
     def where(self, running: Sequence[str]) -> Origin:
         """Return the origin of the next operator, in the last of the running modules."""
@@ -205,7 +203,8 @@ class Eager:
 
     def _on_gpu(self, recorder: Recorder, run: Run, inputs: Tensors) -> list[Step]:
         """Run under the profiler, which finds the kernels of each operator."""
-        (call,) = steps.calls_of(run, inputs, self.device, 1)
+        with torch.autograd.set_multithreading_enabled(False):  # a backward pass is then inside the call
+            (call,) = steps.calls_of(run, inputs, self.device, 1)
         ranges = (one for one in steps.everything(call) if one.name.startswith(_RANGE) and one is not call)
         ordered = sorted(ranges, key=lambda one: one.time_range.start)
         return [steps.on_gpu(recorder.steps[int(one.name.removeprefix(_RANGE))], call, one) for one in ordered]

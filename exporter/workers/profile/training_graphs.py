@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,30 +39,14 @@ class Watched:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Compile with kernels that report to the profiler, and note which nodes each computes."""
-        from torch._inductor import debug
+        with _compiling(), _steps_inductor.noting(self._add):
+            yield
+
+    def _add(self, information: dict[str, Any]) -> None:
         from torch._inductor.virtualized import V
 
-        dump = debug.dump_inductor_provenance_info
-
-        def collect() -> dict[str, Any]:
-            module: Any = V.graph.module
-            self._add(debug.create_kernel_information_json(), module.graph)
-            found = dump()
-            # Backward graphs are compiled outside the scope that empties these, and would repeat each other's kernels.
-            debug._inductor_triton_kernel_to_post_grad_node_info.clear()
-            debug._inductor_kernel_stack_trace.clear()
-            return found
-
-        patched: Any = debug
-        with _compiling(_steps_inductor.SETTINGS):
-            patched.dump_inductor_provenance_info = collect
-            try:
-                yield
-            finally:
-                patched.dump_inductor_provenance_info = dump
-
-    def _add(self, information: dict[str, Any], graph: torch.fx.Graph) -> None:
-        nodes = {node.name: node for node in graph.nodes}
+        module: Any = V.graph.module
+        nodes = {node.name: node for node in module.graph.nodes}
         taken: set[str] = set()
         for kernel in sorted(information, key=lambda name: int(name.rpartition(":")[2])):
             computed = [name for name in information[kernel]["post_grad_nodes"] if name in nodes]
@@ -128,9 +111,7 @@ class Recorded:
 
     def record(self, inputs: Tensors, runs: int) -> Steps:
         """Return the typical call of `runs` calls."""
-        found = [self._call(inputs) for _ in range(runs)]
-        ((usual, _),) = Counter(len(one.steps) for one in found).most_common(1)
-        return steps.typical([one for one in found if len(one.steps) == usual])
+        return steps.typical([self._call(inputs) for _ in range(runs)])
 
     def _call(self, inputs: Tensors) -> Steps:
         calls = Calls()
@@ -197,7 +178,7 @@ def _ran(event: Any, inside: _Ran) -> Iterator[_Ran]:
 
 
 @contextlib.contextmanager
-def _compiling(settings: Mapping[str, Any]) -> Iterator[None]:
+def _compiling(**settings: Any) -> Iterator[None]:
     """Compile with settings of inductor, and compile every graph: one from a cache would not be seen."""
     from torch._functorch import config as autograd
     from torch._inductor import config
@@ -213,7 +194,7 @@ def compiled(make: Callable[[], TrainingStep], inputs: Tensors, expected: Expect
     are others.
     """
     if expected.random:
-        with _compiling({"fallback_random": True}):
+        with _compiling(fallback_random=True):
             expected.require(make().result(inputs))
         torch.compiler.reset()
     step = make()

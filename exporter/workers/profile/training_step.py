@@ -49,6 +49,9 @@ class Whole(torch.nn.Module):
         return self.criterion(self.flat(*inputs), inputs)
 
 
+WRONG = "report it to PyTorch: torch.compile changes the result of this training step"
+
+
 @dataclass(frozen=True)
 class Result:
     """What a step computes: the loss, and the gradient of each trained parameter that has one, on the CPU."""
@@ -81,7 +84,9 @@ class Expected:
         reference = self.reference or self.eager
         if found.gradients.keys() != self.eager.gradients.keys():
             odd = min(found.gradients.keys() ^ self.eager.gradients.keys())
-            raise ExportError(f"its step is wrong: only one of it and eager has a gradient of {odd}")
+            raise ExportError(
+                f"its step is wrong, so it was not timed: only one of it and eager has a gradient of {odd}", WRONG
+            )
         named = [(LOSS, found.loss, self.eager.loss, reference.loss)]
         for name, value in found.gradients.items():
             named.append((f"the gradient of {name}", value, self.eager.gradients[name], reference.gradients[name]))
@@ -92,7 +97,7 @@ class Expected:
             if verdict.verdict == "FAIL":
                 raise ExportError(
                     f"its step is wrong, so it was not timed: {name} is {verdict.reason}",
-                    "report it to PyTorch: torch.compile changes the result of this training step",
+                    WRONG,
                 )
 
 
@@ -181,8 +186,14 @@ def make(loaded: LoadedModel, inputs: Tensors, form: str = "") -> TrainingStep:
     except NotImplementedError as error:
         raise UsageError(f"the model has no train mode: {source_lines.message(error)}") from error
     args, kwargs = module.example.rebuild(inputs)
-    with torch.no_grad():
-        names = flattening.output_leaves(module.answer(*args, **kwargs), module.leave_out)[0]
+    try:
+        with torch.no_grad():
+            names = flattening.output_leaves(module.answer(*args, **kwargs), module.leave_out)[0]
+    except Exception as error:  # the user's own code
+        raise UsageError(
+            f"the model does not run in train mode: {source_lines.summary(error)}",
+            "export it at sizes at which it trains, such as --size batch=8",
+        ) from error
     names = tuple(f"output.{name}" if name in loaded.names else name for name in names)
     single = isinstance(loaded.recipe.inputs(**loaded.base), torch.Tensor)
     criterion = Criterion(loss, names, module.example, single)
