@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -153,26 +153,33 @@ def of_nodes(module: fx.GraphModule, inputs: Tensors, device: str, runs: int) ->
 
 
 def typical(calls: Sequence[Steps]) -> Steps:
-    """Return the mean of the middle half of the calls by their duration, of those with the usual number of steps.
+    """Return the typical call, of those with the usual number of steps.
 
-    Unlike the medians of each step, means add up to the duration of the call.
+    The time of a step is the mean of the middle half of its times, since now and then the machine interrupts one. The
+    steps are scaled together, so that they take as much of the call as in the middle half of the calls.
     """
     ((usual, _),) = Counter(len(call.steps) for call in calls).most_common(1)
     calls = [call for call in calls if len(call.steps) == usual]
-    ordered = sorted(calls, key=lambda call: call.duration_us)
-    out = len(ordered) // 4
-    middle = ordered[out : len(ordered) - out]
-    columns = zip(*(call.steps for call in middle), strict=True)
-    duration = statistics.fmean(call.duration_us for call in middle)
-    return Steps(tuple(_mean(column) for column in columns), duration, calls[0].notes)
+    columns = list(zip(*(call.steps for call in calls), strict=True))
+    scale = _middle(sum(step.time_us for step in call.steps) for call in calls)
+    scale /= sum(_middle(step.time_us for step in column) for column in columns) or 1.0
+    duration = _middle(call.duration_us for call in calls)
+    return Steps(tuple(_typical(column, scale) for column in columns), duration, calls[0].notes)
 
 
-def _mean(column: Sequence[Step]) -> Step:
+def _typical(column: Sequence[Step], scale: float) -> Step:
     on_device = [one.device_us for one in column if one.device_us is not None]
     return replace(
         column[0],
-        start_us=statistics.fmean(one.start_us for one in column),
-        duration_us=statistics.fmean(one.duration_us for one in column),
-        copy_us=statistics.fmean(one.copy_us for one in column),
-        device_us=statistics.fmean(on_device) if on_device else None,
+        start_us=_middle(one.start_us for one in column),
+        duration_us=scale * _middle(one.duration_us for one in column),
+        copy_us=scale * _middle(one.copy_us for one in column),
+        device_us=scale * _middle(on_device) if on_device else None,
     )
+
+
+def _middle(values: Iterable[float]) -> float:
+    """Return the mean of the middle half."""
+    ordered = sorted(values)
+    out = len(ordered) // 4
+    return statistics.fmean(ordered[out : len(ordered) - out])

@@ -10,9 +10,9 @@ import torch
 from support.commands import Cli, Run, request_for
 
 from exporter.core.errors import JobError, UsageError
-from exporter.core.profile_records import Profile
+from exporter.core.profile_records import Profile, Step, Steps
 from exporter.evidence import benchmark
-from exporter.model import origins
+from exporter.model import origins, steps
 from exporter.runs import pipeline, profile_bundle
 from exporter.runs.profile_bundle import Asked
 from exporter.targets import _steps_inductor, _steps_onnx
@@ -27,8 +27,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """Return the profile of a model with one layer that is larger than the others."""
     place = tmp_path_factory.mktemp("profile") / "bundle"
     pipeline.run(request_for("profiled:recipe", place, ",".join(NAMES), dynamic="none"))
-    profile, steps = profile_bundle.run(place, Asked(seconds=0.3), lambda step: None)
-    assert list(steps) == [one.name for one in profile.variants]
+    profile, recorded = profile_bundle.run(place, Asked(seconds=0.3), lambda step: None)
+    assert list(recorded) == [one.name for one in profile.variants]
     return profile
 
 
@@ -150,3 +150,14 @@ def test_a_session_that_fails_is_a_row_with_its_reason(run: Run, monkeypatch: py
 def test_nodes_inside_a_branch_are_not_counted_twice() -> None:
     events = [{"ts": 0, "dur": 100}, {"ts": 10, "dur": 30}, {"ts": 50, "dur": 20}, {"ts": 200, "dur": 5}]
     assert _steps_onnx._own(events) == [50.0, 30.0, 20.0, 5.0]
+
+
+def test_an_interrupted_step_does_not_count_and_the_steps_keep_their_part_of_the_call() -> None:
+    calls = [Steps((Step("a", 0, 10), Step("b", 10, 30)), 50.0) for _ in range(8)]
+    calls[3] = Steps((Step("a", 0, 10), Step("b", 10, 900)), 950.0)
+    calls.append(Steps((Step("a", 0, 10),), 20.0))
+    found = steps.typical(calls)
+    assert [one.duration_us for one in found.steps] == pytest.approx([10, 30])
+    assert found.duration_us == pytest.approx(50)
+    uneven = [Steps((Step("a", 0, 10 + 100 * (n % 2)), Step("b", 0, 10 + 100 * (n % 2 == 0))), 130.0) for n in range(8)]
+    assert sum(one.duration_us for one in steps.typical(uneven).steps) == pytest.approx(120)
