@@ -88,7 +88,7 @@ def deploy(
     assert variant.contract is not None
     assert variant.artifact is not None
     config = configuration(model, variant.contract, backend)
-    if level := LEVELS.get(_ort_level.recorded(place / variant.artifact.path) if variant.target == "onnx" else ""):
+    if level := LEVELS.get(_ort_level.recorded(place / variant.artifact.path) if backend.name == "onnxruntime" else ""):
         config.optimization.graph.level = level
     with staged(out, KIND) as root:
         for file in variant.files:

@@ -24,6 +24,10 @@ from exporter.model.tensors import Tensors
 CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a few seconds in float64 on two cores
 CASE_BYTES = 100e6  # limit of one case's inputs
 NOT_TO_THE_BIT = "perhaps its kernels are not deterministic"
+WORSE = (
+    "is less accurate with --keep-float than without, because a kept layer returns float32 values, which are rounded "
+    "at its border; artifacts are compared with float32 instead"
+)
 HIDDEN = "perhaps it keeps state where exporter cannot find it: in a global, a closure or a C++ object"
 
 Cases = Sequence[tuple[Sizes, int]]  # the sizes and seed of each case
@@ -171,11 +175,32 @@ def in_precisions(
             try:
                 with precision.computing(module, name, outputs, kept) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
+                if kept and name in precision.DTYPES:
+                    with precision.computing(module, name, outputs) as computes:
+                        plain = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
+                    if is_worse(made, given, plain, tolerance):
+                        given = ()
+                        notes.append(f"eager in {name} {WORSE}")
             except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
         far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
+
+
+def is_worse(made: Golden, kept: Sequence[Tensors], plain: Sequence[Tensors], tolerance: Tolerance) -> bool:
+    """Return whether outputs with layers in float32 are clearly farther from the reference than those without.
+
+    That happens if a layer returns float32 values in the half precision too: at its border they are rounded.
+    """
+    for case, ours, theirs in zip(made.cases, kept, plain, strict=True):
+        for one, other, exact in zip(ours, theirs, case.reference, strict=True):
+            if exact.is_floating_point():
+                errors = ((t.double().cpu() - exact.double()).square().mean().sqrt().item() for t in (one, other))
+                error, usual = errors
+                if error > tolerance.k * usual + tolerance.atol:
+                    return True
+    return False
 
 
 def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:

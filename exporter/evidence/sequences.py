@@ -227,17 +227,17 @@ def in_precisions(
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []
-    states = len(calls.state.paths) if calls.outside else 0
     for name, tolerance in tolerances.items():
         given: tuple[Tensors, ...] = ()
         if name != "int8":
             try:
-                with precision.computing(calls.plain, name, outputs, kept) as flat:
-                    form = Form(precision.DTYPES.get(name))
-                    runs = [calls.run_as(flat, s, device, form) for s in _sequences(made, states)]
-                given = tuple(
-                    _as_before(o, c.eager) for o, c in zip(itertools.chain.from_iterable(runs), made.cases, strict=True)
-                )
+                given = _run_in(made, calls, name, outputs, device, kept)
+                if kept and name in precision.DTYPES:
+                    calls.held.restore()
+                    plain = _run_in(made, calls, name, outputs, device, ())
+                    if make_golden.is_worse(made, given, plain, tolerance):
+                        given = ()
+                        notes.append(f"eager in {name} {make_golden.WORSE}")
             except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
             finally:
@@ -245,6 +245,18 @@ def in_precisions(
         far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
+
+
+def _run_in(
+    made: Golden, calls: Calls, name: str, outputs: tuple[str, ...], device: str, kept: Sequence[str]
+) -> tuple[Tensors, ...]:
+    """Return eager's outputs of every case in a precision."""
+    states = len(calls.state.paths) if calls.outside else 0
+    with precision.computing(calls.plain, name, outputs, kept) as flat:
+        form = Form(precision.DTYPES.get(name))
+        runs = [calls.run_as(flat, s, device, form) for s in _sequences(made, states)]
+    found = zip(itertools.chain.from_iterable(runs), made.cases, strict=True)
+    return tuple(_as_before(o, c.eager) for o, c in found)
 
 
 def _sequences(made: Golden, states: int) -> Iterator[Outputs]:

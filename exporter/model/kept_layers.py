@@ -119,8 +119,13 @@ def keep(flat: torch.nn.Module, kept: Sequence[str], dtype: torch.dtype) -> tupl
             tops |= {id(one): one for one in _called(module)}
     shared = {key: module for key, module in inside.items() if key in outside}  # a layer that is used elsewhere too
     model, undo = _Model(dtype), list[Undo]()
-    for module in (tops | shared).values():
-        undo.append(_surround(module, Border(model)))
+    try:
+        for module in (tops | shared).values():
+            undo.append(_surround(module, Border(model)))
+    except ExportError:
+        for step in reversed(undo):
+            step()
+        raise
     undo += [step for module in outside.values() for step in _call_each_layer(module, tops)]
     theirs = {id(t) for key, module in outside.items() if key not in inside for t in _own_tensors(module)}
     copies: dict[int, torch.Tensor] = {}

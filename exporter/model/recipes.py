@@ -284,7 +284,9 @@ class FunctionRecipe:
         chooses_weights: bool = True,
         **own: Callable[..., Any] | None,
     ) -> None:
-        self.samples, self.metric, self.loss = map(own.get, OPTIONAL)
+        if unknown := own.keys() - set(OPTIONAL):
+            raise TypeError(f"a recipe has no {min(unknown)}; it may have {', '.join(OPTIONAL)}")
+        self.samples, self.metric, self.loss = (own.get(name) for name in ("samples", "metric", "loss"))
         self.load, self.inputs, self.chooses_weights = load, inputs, chooses_weights
         example = example_sizes(inputs).get("batch")
         defaults = {"batch": (1, max(64, example))} if example else {}

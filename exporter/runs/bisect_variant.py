@@ -33,7 +33,7 @@ def run(
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
     if fix and not can_fix(targets.parse(name)[0]):
-        cause = f"--fix applies to compile, onnx, and variants in int8, bf16 or fp16, and {name} is none of these"
+        cause = f"--fix needs a compile or onnx variant, or one in int8, bf16 or fp16, and {name} is not one"
         raise UsageError(cause, "leave it out")
     record = _record(manifest, name)
     (variant,) = targets.parse(name)

@@ -18,6 +18,8 @@ from exporter.model import recipes
 from exporter.model.recipes import Source
 from exporter.workers.messages import Job
 
+MACHINE = ("cpp.simdlen", "cpp.march", "cpp.weight_prepack")  # settings of inductor that --portable sets
+
 
 @dataclass(frozen=True)
 class Request(RunSettings, SizeSettings):
@@ -62,6 +64,12 @@ class Request(RunSettings, SizeSettings):
         for one in self.inductor:
             if not one.partition("=")[0] or "=" not in one:
                 raise UsageError(f"--inductor {one!r} is not NAME=VALUE", "give freezing=False, for example")
+            if self.portable and one.partition("=")[0] in MACHINE:
+                raise UsageError(f"--inductor {one} changes what --portable sets", "remove one of the two")
+            if one.partition("=")[0] == "freezing" and self.device != "cpu" and "int8" in self.precisions:
+                raise UsageError("on a GPU, freezing would turn the weights of int8 back into bf16", f"remove {one}")
+        if self.keep_float and not any(map(_rounds, self.variants)):
+            raise UsageError("--keep-float applies only to variants in int8, bf16 or fp16", "remove it, or add one")
         if self.graph_optimization != "all" and not any(v.target == "onnx" for v in self.variants):
             raise UsageError(
                 "--graph-optimization applies only to the onnx target", "remove it, or add the target onnx"
@@ -92,7 +100,7 @@ class Request(RunSettings, SizeSettings):
         given = [
             shlex.join([*words, *self._sizes()]),
             command_line(recipes.asked_of(self.source)),
-            command_line(self, "seed", "weights", "threads", "replace", "wait_quiet"),
+            command_line(self, "seed", "weights", "threads", "replace", "wait_quiet", *_not_of(*targets.parse(name))),
             shlex.join(["--out", f"{self.out}-again", "-v"]),
         ]
         return " ".join(filter(None, given))
@@ -106,6 +114,25 @@ class Request(RunSettings, SizeSettings):
                 yield from ("--specialize", f"{size}={','.join(map(str, bounds.choices))}")
             else:
                 yield from ("--size", f"{size}={'..'.join(map(str, bounds.written))}")
+
+
+def _rounds(variant: targets.Variant) -> bool:
+    """Return whether a variant computes in less than float32, so that --keep-float applies."""
+    return variant.precision in ("int8", "bf16", "fp16")
+
+
+def _not_of(variant: targets.Variant) -> Iterator[str]:
+    """Yield the settings that do not apply to a variant, and that are refused if no variant uses them."""
+    if variant.target != "compile":
+        yield "inductor"
+    if variant.target != "onnx":
+        yield "graph_optimization"
+    if not targets.is_portable(variant):
+        yield "portable"
+    if not targets.is_live(variant):
+        yield "fullgraph"
+    if not _rounds(variant):
+        yield "keep_float"
 
 
 def again(manifest: Manifest) -> Request:

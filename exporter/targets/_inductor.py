@@ -6,6 +6,8 @@ import ast
 import contextlib
 import difflib
 import re
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,14 +45,24 @@ def parse(given: Sequence[str]) -> dict[str, Any]:
             hint = f"did you mean {', '.join(close)}?" if close else "torch/_inductor/config.py lists them"
             raise ExportError(f"--inductor names {name}, and inductor has no such setting", hint)
         value = _value(text)
-        usual = settings[name]
-        if usual is not None and type(value) is not type(usual):
+        usual, kinds = settings[name], _kinds(name)
+        if kinds and type(value) not in kinds:
+            named = " or ".join(kind.__name__ for kind in kinds)
             raise ExportError(
-                f"--inductor {one}: {name} is a {type(usual).__name__}, by default {usual!r}",
-                f"give {name}={usual!r}, for example",
+                f"--inductor {one}: {name} is a {named}, by default {usual!r}", f"give {name}={usual!r}, for example"
             )
         found[name] = value
     return found
+
+
+def _kinds(name: str) -> tuple[type, ...]:
+    """Return the types that a setting may have; nothing if one of them is not a plain type."""
+    from torch._inductor import config
+
+    settings: Any = config  # torch replaces the module with an object of another class
+    kind = settings.get_type(name)
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    return kinds if all(isinstance(one, type) and typing.get_origin(one) is None for one in kinds) else ()
 
 
 def _value(text: str) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from exporter.core.errors import ArtifactError
+
 PROPERTY = "exporter.graph_optimization"
 NAMES = {
     "all": "ORT_ENABLE_ALL",
@@ -28,12 +30,19 @@ def of(path: Path) -> Any:
 
 
 def recorded(path: Path) -> str:
-    """Return the level in the model's metadata; "all" if there is none, or if the file is broken."""
+    """Return the level in the model's metadata; "all" if there is none, or if the file is broken.
+
+    Raises ArtifactError for a level that is not in NAMES.
+    """
     try:
         with path.open("rb") as file:
             for number, content in _fields(file, path.stat().st_size):
                 entry = dict(_fields(io.BytesIO(content), len(content))) if number == METADATA else {}
-                if entry.get(1) == PROPERTY.encode() and (level := entry.get(2, b"").decode()) in NAMES:
+                if entry.get(1) == PROPERTY.encode():
+                    level = entry.get(2, b"").decode(errors="replace")
+                    if level not in NAMES:
+                        cause = f"{path} is to run with {level!r}, a level of optimizations that is not known here"
+                        raise ArtifactError(cause, "upgrade exporter")
                     return level
     except (OSError, ValueError):  # onnxruntime says better what is wrong
         return "all"
@@ -50,7 +59,10 @@ def _fields(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
         if kind == 2:
             length = _varint(file)
             if number in (1, 2, METADATA) and length < 2**16:
-                yield number, file.read(length)
+                content = file.read(length)
+                if len(content) < length:
+                    raise ValueError("an incomplete field")
+                yield number, content
             else:
                 file.seek(length, io.SEEK_CUR)
         elif kind == 0:

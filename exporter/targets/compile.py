@@ -102,8 +102,12 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     ops = tuple(op for op in ops if op not in _int8.COMPILED)
     build = _build(options)
     contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
-    changed = tuple(f"inductor with {one}" for one in options.inductor)
-    return Exported((*_quantized(program, options), *unfrozen, *changed, *_notes(build), *slow), ops=ops, build=build)
+    notes = (*_quantized(program, options), *unfrozen, *_changed(options), *_notes(build), *slow)
+    return Exported(notes, ops=ops, build=build)
+
+
+def _changed(options: Options) -> tuple[str, ...]:
+    return tuple(f"inductor with {one}" for one in options.inductor)
 
 
 def _quantized(program: Program, options: Options) -> tuple[str, ...]:
@@ -329,7 +333,9 @@ def live(program: Program, options: Options) -> Loaded:
 
     carried = carrying.Carried(run, program.contract)
     profile = functools.partial(_steps_inductor.record, made, carried, options.device)
-    return Loaded(carried, notes=_breaks_and_recompilations, reset=carried.reset, profile=profile)
+    kept = options.keep_float if options.precision in ("bf16", "fp16") else ()
+    told = (*_changed(options), *((f"float32 in {', '.join(kept)}",) if kept else ()))
+    return Loaded(carried, lambda: "", lambda: told + _breaks_and_recompilations(), carried.reset, profile=profile)
 
 
 def _live_settings(options: Options, mode: str | None) -> dict[str, Any]:

@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from exporter.core import tolerances
 from exporter.core.errors import ExportError
+from exporter.core.parity_records import CaseRecord
+from exporter.evidence import make_golden
+from exporter.evidence.golden import Case, Golden
 from exporter.model import kept_layers, precision
 from exporter.model.flattening import FlatModule, flatten_inputs
 
@@ -155,6 +159,51 @@ def test_torchscript_cannot_be_kept() -> None:
     flat = FlatModule(model, flatten_inputs(model, (torch.randn(2, 8),))).eval()
     with pytest.raises(ExportError, match="a part of a TorchScript program"):
         precision.cast(flat, "bf16", ("float32",), ("0",))
+
+
+def test_a_model_that_is_refused_stays_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), torch.jit.script(nn.Linear(8, 8)))
+    flat, x = FlatModule(model, flatten_inputs(model, (torch.randn(2, 8),))).eval(), torch.randn(2, 8)
+    before = flat(x)[0]
+    with pytest.raises(ExportError), precision.computing(flat, "bf16", ("float32",), ("0", "1")):
+        pass
+    assert model[0](x).dtype == torch.float32
+    assert torch.equal(flat(x)[0], before)
+
+
+class Positions(nn.Module):
+    """Returns positions in float32 in every precision, of which its caller needs all digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(x.shape[-1]).float() + 0 * self.weight.float()
+
+
+class Waves(nn.Module):
+    """Takes the sine of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = Positions()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.positions(x).sin()
+
+
+def test_eager_that_a_kept_layer_makes_worse_is_no_measure() -> None:
+    """Otherwise an artifact that is as wrong as eager would be called exact."""
+    model, x = Waves(), torch.zeros(1, 1000)
+    flat = FlatModule(model, flatten_inputs(model, (x,))).eval()
+    exact = (flat(x)[0].detach(),)
+    record = CaseRecord("x", 0)
+    made = Golden((Case(record, (x,), exact, tuple(one.double() for one in exact)),), tolerances.FLOAT32)
+    asked = {"bf16": tolerances.BY_PRECISION["bf16"]}
+    for kept, worse in (((), False), (("positions",), True)):
+        found, notes = make_golden.in_precisions(made, flat, asked, ("float32",), "cpu", kept)
+        assert (not found["bf16"].eager, bool(notes)) == (worse, worse)
 
 
 def test_a_layer_inside_torchs_encoder_is_called() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import recipe_path, request_for
@@ -61,7 +62,9 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
     )
     again = parsed(request.reproduce("compile:eager@bf16"))
     changed = {f.name for f in dataclasses.fields(Request) if getattr(again, f.name) != getattr(request, f.name)}
-    assert changed == {"variants", "out", "command"}
+    # Those that apply only to other variants are left out, since a command for this one alone would be refused.
+    assert changed == {"variants", "out", "command", "graph_optimization", "portable"}
+    again.validate()
     left = {one.name for one in settings(request) if getattr(request, one.name) == one.default}
     assert left == {"replace", "state", "bench", "wait_quiet"}  # all others were tried
     assert again.variants == request.variants[2:]
@@ -90,3 +93,27 @@ def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
     request = dataclasses.replace(request, source=dataclasses.replace(request.source, **given), bench=False)
     assert parsed(request.reproduce("trace")).source == request.source
     assert recipe_path("tiny:pair") in shlex.split(request.reproduce("trace"))
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "cause"),
+    [
+        ("trace", {"keep_float": ("head",)}, "--keep-float applies only to"),
+        ("compile", {"portable": True, "inductor": ("cpp.march=native",)}, "changes what --portable sets"),
+        ("compile@int8", {"device": "cuda", "inductor": ("freezing=True",)}, "freezing would turn"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    names: str, settings: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=cause) as raised:
+        request_for("tiny:mlp", tmp_path, names, **settings).validate()
+    assert raised.value.remedy
+
+
+def test_the_command_of_each_row_can_be_run(tmp_path: Path) -> None:
+    options = {"inductor": ("freezing=False",), "graph_optimization": "basic", "keep_float": ("head",)}
+    request = request_for("tiny:mlp", tmp_path, "trace,onnx,compile@bf16", **options)
+    request.validate()
+    for variant in request.variants:
+        parsed(request.reproduce(variant.name)).validate()

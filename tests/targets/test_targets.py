@@ -210,7 +210,12 @@ def test_an_onnx_model_carries_its_level_of_optimizations(program: Program, tmp_
         assert (_ort_level.recorded(path), _ort_level.of(path)) == (level, wanted)
         assert onnx_target._session(path, OPTIONS).get_session_options().graph_optimization_level == wanted
         assert targets.get("onnx").read_contract(path) == program.contract
-    path.write_bytes(path.read_bytes()[:-3])
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\x12\x05basic", b"\x12\x05later"))
+    with pytest.raises(ArtifactError, match="'later'") as raised:
+        onnx_target._session(path, OPTIONS)
+    assert raised.value.remedy == "upgrade exporter"
+    path.write_bytes(data[:-3])
     assert _ort_level.recorded(path) == "all"
 
 

@@ -49,8 +49,9 @@ class Node:
 class Fix:
     """The options with which a failing variant passes: a small set of layers in floating point, or a setting.
 
-    None of the layers can be left out. `slower` is the median latency of the variant with these options as a multiple
-    of its latency without them, measured in turn at the example's sizes; None if it does not run without them.
+    The search tries to do without some of the layers. `slower` is the median latency of the variant with these options
+    as a multiple of its latency without them, measured in turn at the sizes of the capture; None if it does not run
+    without them.
     """
 
     keep_float: tuple[str, ...] = ()

@@ -112,7 +112,7 @@ class _Inquiry:
         return replace(found, builds=self.builder.count)
 
     def _with_layers(self, found: Bisection, plain: torch.nn.Module, paths: tuple[str, ...]) -> Bisection:
-        """Add the fewest of these layers, worst first, with which the variant passes."""
+        """Add a small set of these layers, worst first, with which the variant passes."""
         trials = self._trials(plain)
         fix = fixing.layers(trials, paths)
         notes = () if fix else ("no set of layers was found with which the variant passes", *trials.notes())

@@ -1,4 +1,4 @@
-"""Finding what makes a failing variant pass: the fewest layers to keep in floating point, or a compiler's setting."""
+"""Finding what makes a failing variant pass: a few layers to keep in floating point, or a compiler's setting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from exporter.workers.bisect.variants import Builder
 REMOVALS = 6  # layers of a set that are tried without, one at a time
 ROUNDS = 30  # of timed calls
 REASONS = 3  # failed builds that are reported
-UNBUILT = 3  # sets of layers in a row that cannot be built, before the search is given up
 
 
 @dataclass
@@ -119,11 +118,11 @@ class Trials:
 
 
 def layers(trials: Trials, ranked: Sequence[str]) -> Fix | None:
-    """Return the fewest layers, given worst first, with which the variant passes; None if there are none.
+    """Return a small set of layers, given worst first, with which the variant passes; None if there is none.
 
-    The shortest beginning of the list that passes is found by bisection. Layers of it that turn out not to be needed
-    are left out again. If all layers do not suffice in a half precision, because values are too large between them, the
-    modules around them are tried.
+    The shortest beginning of the list that passes is found by bisection. Up to REMOVALS layers of it are tried without.
+    If all layers do not suffice in a half precision, because values are too large between them, the modules around them
+    are tried.
     """
     for names in _levels(ranked) if trials.in_half else [tuple(ranked)]:
         if found := _fewest(trials, names):
@@ -159,12 +158,15 @@ def _fewest(trials: Trials, names: tuple[str, ...]) -> tuple[tuple[str, ...], Ru
                 last[:] = [run]
         return known[kept]
 
-    most, least = len(names), max(len(names) - UNBUILT, 0)
     if trials.in_half and names and is_enough(names) is None:
         names = tuple(filter(trials.can_keep, names))
-        most = least = len(names)
-    while most > least and is_enough(names[:most]) is None:
-        most -= 1
+    most = len(names)
+    if names and is_enough(names) is None:  # the most that can be built, as int8 needs a layer to quantize
+        least = 0
+        while most - least > 1:
+            middle = (most + least) // 2
+            most, least = (middle, least) if is_enough(names[:middle]) is None else (most, middle)
+        most = least
     if not most or not is_enough(names[:most]):
         return None
     _, end = search.first_bad(most, lambda at: is_enough(names[: at + 1]))
