@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -325,7 +326,8 @@ def test_a_stopped_run_ends_its_children(bundle: Path, number: signal.Signals) -
     before = (bundle / "manifest.json").read_bytes()
     words = ["export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--no-bench", "--out", bundle]
     process = start_cli(*words)
-    with process:
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)  # otherwise a failure here would wait for the model that hangs
         wait_for(lambda: (bundle.parent / f".{bundle.name}.staging" / "logs" / "trace.log").exists())
         if number == signal.SIGINT:
             second = start_cli(*words)
