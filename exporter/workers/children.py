@@ -245,6 +245,8 @@ class Zygote:
         for child in self._children:
             child.kill()
         self._control.close()
+        if not self._ready:  # it has no jobs, and would only notice after importing torch
+            self._process.kill()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -79,6 +79,7 @@ def settled(place: Path | None) -> Any:
     return found["contract"], found["golden"], found["command"], found["status"], kept
 
 
+@pytest.mark.usefixtures("lent_zygote")  # for the bundle that is built here
 def test_a_step_on_a_killed_node_runs_again(nodes: Cluster, folder: Path) -> None:
     """One of two nodes is killed. The bundle of its step is identical to one built without a cluster."""
     other = nodes.add_node(num_cpus=1)

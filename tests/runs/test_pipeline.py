@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -321,19 +322,23 @@ def test_without_eager_nothing_is_timed(run: Run, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_ends_its_children(bundle: Path, number: signal.Signals) -> None:
-    """The last good bundle does not change."""
+    """The last good bundle does not change. The process that drives the run does not import torch, so it is small."""
     before = (bundle / "manifest.json").read_bytes()
     words = ["export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--no-bench", "--out", bundle]
     process = start_cli(*words)
-    with process:
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)  # otherwise a failure here would wait for the model that hangs
         wait_for(lambda: (bundle.parent / f".{bundle.name}.staging" / "logs" / "trace.log").exists())
-        second = start_cli(*words)
-        _, said = second.communicate(timeout=60)
-        assert second.returncode == 2
-        assert f"in use by another run (process {process.pid})" in said
-        assert "Traceback" not in said
+        if number == signal.SIGINT:
+            second = start_cli(*words)
+            _, said = second.communicate(timeout=60)
+            assert second.returncode == 2
+            assert f"in use by another run (process {process.pid})" in said
+            assert "Traceback" not in said
         family = children(process.pid)
         assert len(family) >= 3, "zygote, supervisor, job"
+        peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
+        assert int(peak.split()[1]) < 150_000
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == (130 if number != signal.SIGKILL else -9)
@@ -342,16 +347,6 @@ def test_a_stopped_run_ends_its_children(bundle: Path, number: signal.Signals) -
     assert (bundle / "manifest.json").read_bytes() == before
     if number != signal.SIGKILL:
         assert [entry.name for entry in bundle.parent.iterdir()] == [bundle.name]
-
-
-def test_the_parent_does_not_import_torch() -> None:
-    """The process that drives a run stays small."""
-    process = start_cli("export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--out", "/tmp/never-made")
-    with process:
-        wait_for(lambda: len(children(process.pid)) >= 3)
-        peak = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line)
-        process.send_signal(signal.SIGTERM)
-    assert int(peak.split()[1]) < 150_000
 
 
 def test_slots_do_not_exceed_the_work(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,12 @@ def test_closing_ends_jobs_and_their_children(tmp_path: Path) -> None:
         zygote.spawn("late", "support.jobs:return_value", {"value": 1}, tmp_path / "c.log")
 
 
+def test_closing_does_not_wait_for_the_import_of_torch() -> None:
+    with Zygote() as zygote:
+        assert zygote.alive
+    assert zygote._process.returncode == -signal.SIGKILL
+
+
 def test_a_zygote_without_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')")
     with (
