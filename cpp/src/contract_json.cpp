@@ -18,7 +18,19 @@ using nlohmann::json;
 constexpr std::int64_t kSchema = 2;  // the latest; schema 1 is read too
 constexpr std::string_view kPrecisions[] = {"fp32", "tf32", "bf16", "fp16", "int8"};
 
+constexpr std::string_view kMixedPrecisions[] = {"bf16", "fp16", "int8"};
+constexpr std::string_view kKeptLayers = "+fp32:";
+
 [[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }
+
+/// Whether exporter knows a precision: a name, or one with layers in float32, as in int8+fp32:head.
+bool is_precision(std::string_view text) {
+  if (std::ranges::find(kPrecisions, text) != std::end(kPrecisions)) return true;
+  const std::string_view base = text.substr(0, text.find('+'));
+  return std::ranges::find(kMixedPrecisions, base) != std::end(kMixedPrecisions) &&
+         text.substr(base.size()).starts_with(kKeptLayers) &&
+         text.size() > base.size() + kKeptLayers.size();
+}
 
 /// Throws if the step is not positive or no size is allowed.
 void require_sizes(const Symbol& symbol) {
@@ -157,9 +169,7 @@ Contract read_contract(std::string_view text) {
   if (contract.device != "cpu" && contract.device != "cuda") {
     malformed("device " + contract.device + " is neither cpu nor cuda");
   }
-  if (std::ranges::find(kPrecisions, contract.precision) == std::end(kPrecisions)) {
-    malformed("there is no precision " + contract.precision);
-  }
+  if (!is_precision(contract.precision)) malformed("there is no precision " + contract.precision);
   if (contract.target.empty()) malformed("target is empty");
   return contract;
 }

@@ -52,6 +52,18 @@ def artifacts() -> dict[str, str]:
     return found
 
 
+def target_of(name: str) -> str:
+    """Return the target that writes files of this name; "" if none does."""
+    known = artifacts()
+    if name in known:
+        return known[name]
+    for whole, target in known.items():  # with layers in float32: trace@int8+head.pt
+        stem, dot, suffix = whole.partition(".")
+        if "@" in stem and name.startswith(f"{stem}+") and name.endswith(dot + suffix):
+            return target
+    return ""
+
+
 def read_manifest(bundle: Path) -> Manifest:
     """Read the manifest of a bundle. Raises ArtifactError if it is missing, invalid or does not match SHA256SUMS."""
     path = bundle / MANIFEST

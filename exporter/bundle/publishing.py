@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from exporter.bundle.layout import CACHE, LOGS, MANIFEST, OURS, REASONS, REJECTED, artifacts, read_manifest
+from exporter.bundle.layout import CACHE, LOGS, MANIFEST, OURS, REASONS, REJECTED, read_manifest, target_of
 from exporter.core import filesystem
 from exporter.core.errors import ArtifactError, BundleError
 from exporter.core.json_codec import to_json
@@ -137,7 +137,8 @@ def _recorded(out: Path) -> set[str]:
     with suppress(ArtifactError):
         manifest = read_manifest(out)
         return {file.path for variant in manifest.variants for file in variant.files}
-    return {*artifacts(), *(file.name for file in out.glob(f"*{CACHE}"))}  # without a valid manifest
+    # Without a valid manifest:
+    return {file.name for file in out.iterdir() if target_of(file.name) or file.name.endswith(CACHE)}
 
 
 def swap(staged: Path, place: Path) -> Path:

@@ -66,7 +66,8 @@ class TargetList(click.ParamType[str]):
     show_default=True,
     metavar="fp32,tf32,bf16,...",
     help="Comma-separated precisions to compute in: fp32, tf32, bf16, fp16, int8. Inputs and outputs keep the "
-    "model's dtypes. A target can also name its own, such as trace@int8.",
+    "model's dtypes. A target can also name its own, such as trace@int8, or trace@int8+fp32:head, which "
+    "leaves the layer head in float32.",
 )
 @model_options
 @click.option(

@@ -8,10 +8,10 @@ import math
 import zipfile
 from pathlib import Path
 
+from exporter.core import precisions
 from exporter.core.contract_records import (
     DEVICES,
     ITEM_BYTES,
-    PRECISIONS,
     Contract,
     StateTensor,
     Values,
@@ -47,7 +47,7 @@ def _problem(contract: Contract) -> str:
     """Return what is wrong with a contract, except for its state; "" if nothing is."""
     if contract.device not in DEVICES:
         return f"device {contract.device!r} is not {' or '.join(DEVICES)}"
-    if contract.precision not in PRECISIONS:
+    if not precisions.is_valid(contract.precision):
         return f"there is no precision {contract.precision!r}"
     state = tuple(tensor.spec for tensor in contract.state.tensors) if contract.state else ()
     for spec in (*contract.inputs, *contract.outputs, *state):

@@ -130,9 +130,10 @@ class Contract:
         "Namespaces of the custom operators that the artifact calls, such as torchvision.", ()
     )
     precision: str = described(
-        "Precision of the computation; fp32 is the model's own. Inputs and outputs keep the model's dtypes.",
+        "Precision of the computation; fp32 is the model's own. Inputs and outputs keep the model's dtypes. Layers "
+        "that compute in float32 follow +fp32:, separated by +.",
         FP32,
-        enum=["fp32", "tf32", "bf16", "fp16", "int8"],
+        pattern=r"^(fp32|tf32|((bf16|fp16|int8)(\+fp32:[\w.-]+(\+[\w.-]+)*)?))$",
     )
     build: Build | None = described(
         "The machine that the artifact's machine code was built for; null if it contains none.", None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from exporter.core import precisions
 from exporter.core.contract_records import Contract
 from exporter.core.json_schema import described
 from exporter.core.option import option
@@ -130,7 +131,7 @@ class VariantRecord:
     @property
     def quantized(self) -> bool:
         """Whether it computes in integers."""
-        return self.contract is not None and self.contract.precision == "int8"
+        return self.contract is not None and precisions.base(self.contract.precision) == "int8"
 
     @property
     def files(self) -> tuple[ArtifactRecord, ...]:

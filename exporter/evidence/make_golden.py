@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exporter.core import source_lines, time_limit
+from exporter.core import precisions, source_lines, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
@@ -25,8 +25,8 @@ CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a fe
 CASE_BYTES = 100e6  # limit of one case's inputs
 NOT_TO_THE_BIT = "perhaps its kernels are not deterministic"
 WORSE = (
-    "is less accurate with --keep-float than without, because a kept layer returns float32 values, which are rounded "
-    "at its border; artifacts are compared with float32 instead"
+    "is less accurate with layers in float32 than without, because such a layer returns float32 values, which are "
+    "rounded at its border; artifacts are compared with float32 instead"
 )
 HIDDEN = "perhaps it keeps state where exporter cannot find it: in a global, a closure or a C++ object"
 
@@ -165,25 +165,26 @@ def in_precisions(
 
     In these, and in int8, artifacts are compared with eager's outputs in float32. int8 leaves out cases whose values
     are far beyond its calibration data. `outputs` are the contract's output dtypes. In half precisions, the layers in
-    `kept` compute in float32.
+    `kept` and in the precision's name compute in float32.
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []
     for name, tolerance in tolerances.items():
         given: tuple[Tensors, ...] = ()
-        if name != "int8":
+        base, spared = precisions.base(name), (*kept, *precisions.kept(name))
+        if base != "int8":
             try:
-                with precision.computing(module, name, outputs, kept) as computes:
+                with precision.computing(module, base, outputs, spared) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
-                if kept and name in precision.DTYPES:
-                    with precision.computing(module, name, outputs) as computes:
+                if spared and base in precision.DTYPES:
+                    with precision.computing(module, base, outputs) as computes:
                         plain = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
                     if is_worse(made, given, plain, tolerance):
                         given = ()
                         notes.append(f"eager in {name} {WORSE}")
             except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
-        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
+        far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter.core import source_lines, time_limit
+from exporter.core import precisions, source_lines, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.evidence import eager, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
@@ -229,12 +229,13 @@ def in_precisions(
     notes: list[str] = []
     for name, tolerance in tolerances.items():
         given: tuple[Tensors, ...] = ()
-        if name != "int8":
+        base, spared = precisions.base(name), (*kept, *precisions.kept(name))
+        if base != "int8":
             try:
-                given = _run_in(made, calls, name, outputs, device, kept)
-                if kept and name in precision.DTYPES:
+                given = _run_in(made, calls, base, outputs, device, spared)
+                if spared and base in precision.DTYPES:
                     calls.held.restore()
-                    plain = _run_in(made, calls, name, outputs, device, ())
+                    plain = _run_in(made, calls, base, outputs, device, ())
                     if make_golden.is_worse(made, given, plain, tolerance):
                         given = ()
                         notes.append(f"eager in {name} {make_golden.WORSE}")
@@ -242,7 +243,7 @@ def in_precisions(
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
             finally:
                 calls.held.restore()
-        far = tuple(case.name for case in made.cases if name == "int8" and case.record.values == perturbations.LARGE)
+        far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far)
     return found, tuple(notes)
 

@@ -149,7 +149,7 @@ def _surround(layer: Any, border: Border) -> Undo:
     """Cast at the border of a layer, by a subclass of its class, so that attributes and types stay as they were."""
     usual = type(layer)
     if isinstance(layer, torch.jit.ScriptModule):
-        raise ExportError("--keep-float names a part of a TorchScript program", "name a module around it")
+        raise ExportError("a layer to keep in float is a part of a TorchScript program", "name a module around it")
     own: Callable[..., Any] | None = vars(layer).get("forward")  # some libraries replace it in the instance
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,11 +213,11 @@ def require_crossed(flat: torch.nn.Module, kept: Sequence[str], inputs: Tensors)
         if not inner and not any(border.crossed for border in borders):
             around = name.rpartition(".")[0]
             raise ExportError(
-                f"--keep-float names {name}, which is never called: the module around it uses its weights",
+                f"the layer to keep in float, {name}, is never called: the module around it uses its weights",
                 f"name {around}" if around else "name a layer that is called",
             ) from failure
     if failure is not None:
         raise ExportError(
-            f"the model does not run with --keep-float {' --keep-float '.join(kept)}: {source_lines.summary(failure)}",
+            f"the model does not run with {', '.join(kept)} in float32: {source_lines.summary(failure)}",
             "name a module around these layers",
         ) from failure

@@ -1,4 +1,4 @@
-"""The names of layers that the user wants in floating point (--keep-float). Nothing here imports torch."""
+"""The names of layers that the user wants in floating point. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def require_known(module: torch.nn.Module, kept: Sequence[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             raise ExportError(
-                f"--keep-float names {name}, and the model has no such layer",
+                f"the model has no layer {name} that could be kept in float",
                 f"did you mean {', '.join(close)}?" if close else "use a name of model.named_modules()",
             )

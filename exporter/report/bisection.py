@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from exporter.core import source_lines
+from exporter.core import precisions, source_lines
 from exporter.workers.bisect import Bisection, Fix, Node
 
 NARROWEST, WIDEST = 40, 120
@@ -32,6 +32,8 @@ def render(found: Bisection, folder: Path) -> str:
         _line(console, note, "yellow")
     if found.fix:
         _line(console, f"It passes with {found.fix.options}{_cost(found.fix)}.", "green")
+        if name := _name(found.variant, found.fix):
+            _line(console, f"As a variant of its own, beside {found.variant}: {name}", "green")
     if found.remedy:
         _line(console, f"remedy: {found.remedy}", "dim")
     if found.builds > 1:
@@ -41,6 +43,14 @@ def render(found: Bisection, folder: Path) -> str:
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
+
+
+def _name(variant: str, fix: Fix) -> str:
+    """Return the name of the variant with the layers of a fix in float32; "" if it needs other options too."""
+    named, at, precision = variant.partition("@")
+    mixed = precisions.mixed(precision, fix.keep_float)
+    alone = fix == Fix(fix.keep_float, fix.slower) and fix.keep_float
+    return f"{named}@{mixed}" if at and alone and precisions.is_valid(mixed) else ""
 
 
 def _cost(fix: Fix) -> str:

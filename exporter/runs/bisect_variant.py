@@ -12,6 +12,7 @@ from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
 from exporter.core import environment, runners
 from exporter.core.errors import UsageError
+from exporter.core.precisions import MIXED
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import rebuild
 from exporter.runs.request import again
@@ -41,7 +42,7 @@ def run(
     rebuild.require_materials(place, request)
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         job = request.job(Path(folder))
-        options = replace(job.options, variant=variant.setting, precision=variant.precision)
+        options = job.options.of(variant)
         runner = environment.find_runner() if _fails_in_cpp(record) else None
         asked = Asked(
             record.target,
@@ -59,7 +60,7 @@ def run(
 
 def can_fix(variant: targets.Variant) -> bool:
     """Return whether a variant has options that may make it pass."""
-    return variant.precision in ("int8", "bf16", "fp16") or variant.target in ("compile", "onnx")
+    return variant.base in MIXED or variant.target in ("compile", "onnx")
 
 
 def _fails_in_cpp(record: VariantRecord) -> bool:

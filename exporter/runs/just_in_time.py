@@ -67,8 +67,7 @@ class Live:
         options = self.job.options
         if self.variant is not None:
             (scratch / CACHE).mkdir(parents=True, exist_ok=True)
-            options = replace(options, variant=self.variant.setting, precision=self.variant.precision)
-            options = replace(options, scratch=str(scratch), cache=str(scratch / CACHE))
+            options = replace(options.of(self.variant), scratch=str(scratch), cache=str(scratch / CACHE))
         arguments = {
             "job": replace(self.job, options=options),
             "prepared": self.prepared,

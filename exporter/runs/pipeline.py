@@ -289,7 +289,7 @@ class _Run:
         self, variant: targets.Variant, prepared: Prepared, path: Path, log: Path, zygote: Zygote
     ) -> tuple[targets.Exported, float]:
         niceness = 0 if variant == max(self.request.variants, key=cost) else BACKGROUND
-        options = replace(self.job.options, variant=variant.setting, precision=variant.precision, niceness=niceness)
+        options = replace(self.job.options.of(variant), niceness=niceness)
         arguments = {
             "job": replace(self.job, options=options),
             "prepared": prepared,

@@ -157,7 +157,7 @@ class Profiling:
     def _open(self, record: VariantRecord, needed: Needed) -> Running:
         """Open the variant's sessions: one that is timed, and where that cannot report its steps, one that can."""
         (variant,) = targets.parse(record.name) if record.name != EAGER else (targets.Variant(EAGER),)
-        options = replace(self.job.options, variant=variant.setting, precision=variant.precision)
+        options = self.job.options.of(variant)
         if record.artifact is None:
             work = self.folder / layout.stem(record.name)
             (work / "cache").mkdir(parents=True)
@@ -165,20 +165,20 @@ class Profiling:
             job = replace(self.job, options=options)
             arguments = {"subject": Subject(job, variant.target, self.golden, needed.prepared)}
             session = self.start(self.child(record.name, "exporter.workers.profile.child:serve", arguments))
-            return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
+            return Running(record.name, PYTHON, variant.base, session, lambda: session.profile(RUNS))
         kinds = dict(
             session_checks.openers(self.zygote, self.place, record, options, self.log(record.name), self.asked.timeout)
         )
         facts = targets.facts(variant.target)
         if facts.nodes and NATIVE in kinds and self.request.device == "cpu":  # its nodes would wait for the GPU
             session = self.start(kinds[NATIVE]())
-            return Running(record.name, NATIVE, variant.precision, session, lambda: self._native(record, options))
+            return Running(record.name, NATIVE, variant.base, session, lambda: self._native(record, options))
         session = self.start(kinds[PYTHON]())
         if not facts.instrumented:
-            return Running(record.name, PYTHON, variant.precision, session, lambda: session.profile(RUNS))
+            return Running(record.name, PYTHON, variant.base, session, lambda: session.profile(RUNS))
         self.begun(f"build {record.name}")
         watched = self.start(self._instrumented(record, variant, options, needed))
-        return Running(record.name, PYTHON, variant.precision, session, lambda: watched.profile(RUNS))
+        return Running(record.name, PYTHON, variant.base, session, lambda: watched.profile(RUNS))
 
     def _instrumented(
         self, record: VariantRecord, variant: targets.Variant, options: targets.Options, needed: Needed

@@ -12,6 +12,7 @@ from exporter.core import machine_code
 from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import command_line, pick
+from exporter.core.precisions import MIXED
 from exporter.core.records import Goal, Manifest, RequestRecord
 from exporter.core.settings import WEIGHTS, RunSettings, SizeSettings, SourceSettings
 from exporter.model import recipes
@@ -66,7 +67,8 @@ class Request(RunSettings, SizeSettings):
                 raise UsageError(f"--inductor {one!r} is not NAME=VALUE", "give freezing=False, for example")
             if self.portable and one.partition("=")[0] in MACHINE:
                 raise UsageError(f"--inductor {one} changes what --portable sets", "remove one of the two")
-            if one.partition("=")[0] == "freezing" and self.device != "cpu" and "int8" in self.precisions:
+            in_int8 = any(variant.base == "int8" for variant in self.variants)
+            if one.partition("=")[0] == "freezing" and self.device != "cpu" and in_int8:
                 raise UsageError("on a GPU, freezing would turn the weights of int8 back into bf16", f"remove {one}")
         if self.keep_float and not any(map(_rounds, self.variants)):
             raise UsageError("--keep-float applies only to variants in int8, bf16 or fp16", "remove it, or add one")
@@ -118,7 +120,7 @@ class Request(RunSettings, SizeSettings):
 
 def _rounds(variant: targets.Variant) -> bool:
     """Return whether a variant computes in less than float32, so that --keep-float applies."""
-    return variant.precision in ("int8", "bf16", "fp16")
+    return variant.base in MIXED
 
 
 def _not_of(variant: targets.Variant) -> Iterator[str]:

@@ -31,7 +31,7 @@ def openers(
     if record.artifact is None or record.contract is None:
         return
     path, golden = folder / record.artifact.path, layout.golden(folder)
-    options = replace(options, precision=record.contract.precision)
+    options = options.computing_in(record.contract.precision)
     arguments = {
         "target": record.target,
         "path": str(path),

@@ -14,13 +14,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
-from exporter.core import environment, source_lines
+from exporter.core import environment, precisions, source_lines
 from exporter.core.contract import Narrowing
-from exporter.core.contract_records import FP32, PRECISIONS, Build, Contract
+from exporter.core.contract_records import FP32, Build, Contract
 from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.parity_records import SizeLimit, Warned
 from exporter.core.profile_records import Steps
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Variant(NamedTuple):
-    """A target with its settings: `compile:max-autotune@bf16`."""
+    """A target with its settings: `compile:max-autotune@bf16`, `trace@int8+fp32:head`."""
 
     target: str
     setting: str = ""
@@ -54,7 +54,12 @@ class Variant(NamedTuple):
     def artifact(self) -> str:
         """The file's name in the bundle."""
         stem, dot, suffix = get(self.target).artifact.rpartition(".")
-        return f"{stem}@{self.precision}{dot}{suffix}" if self.precision != FP32 else f"{stem}{dot}{suffix}"
+        return f"{stem}{precisions.in_file_name(self.precision)}{dot}{suffix}"
+
+    @property
+    def base(self) -> str:
+        """The precision without the layers in float32."""
+        return precisions.base(self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,16 @@ class Options(BuildSettings, SessionSettings):
     niceness: int = 0  # increment of the job's niceness, as for nice(2)
     cache: str = ""  # directory for compiler caches; "" uses the one that all runs share
     profiled: bool = False  # whether compiled kernels report to torch.profiler, and what they compute is kept
+    judged_as: str = ""  # the precision with the layers in its name, as the golden has it; "" is `precision`
+
+    def computing_in(self, precision: str) -> Options:
+        """Return these options for a precision, whose name may have layers to keep in float32."""
+        layers = dict.fromkeys((*self.keep_float, *precisions.kept(precision)))
+        return replace(self, precision=precisions.base(precision), keep_float=tuple(layers), judged_as=precision)
+
+    def of(self, variant: Variant) -> Options:
+        """Return these options for a variant."""
+        return replace(self.computing_in(variant.precision), variant=variant.setting)
 
     @property
     def memory_limit(self) -> int:
@@ -222,11 +237,11 @@ def distributions(used: Iterable[str] = (), optional: bool = False) -> tuple[str
     return tuple(name for name in found if name not in environment.DISTRIBUTIONS)
 
 
-def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
+def parse(text: str, usual: Sequence[str] = (FP32,)) -> list[Variant]:
     """Parse a list of variants such as `trace@int8,compile:default`.
 
-    An item without an @ stands for one variant in each of `precisions` that its target supports. Raise UsageError for
-    an unknown target, setting or precision.
+    An item without an @ stands for one variant in each precision in `usual` that its target supports. Raise UsageError
+    for an unknown target, setting or precision.
     """
     found: dict[Variant, None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -238,11 +253,14 @@ def parse(text: str, precisions: Sequence[str] = (FP32,)) -> list[Variant]:
             known = [f"{name}:{v}" if v else name for v in close or target.variants]
             hint = f"did you mean {' or '.join(known)}?" if close else f"it has {', '.join(known)}"
             raise UsageError(f"target {name} has no variant {setting!r}", hint)
-        if at and precision not in target.precisions:
-            raise UsageError(f"target {name} has no precision {precision!r}", f"it has {', '.join(target.precisions)}")
-        chosen = [precision] if at else [p for p in precisions if p in target.precisions]
+        if at and precisions.base(precision) not in target.precisions:
+            unknown = precisions.base(precision)
+            raise UsageError(f"target {name} has no precision {unknown!r}", f"it has {', '.join(target.precisions)}")
+        if at:
+            precisions.require(precision)
+        chosen = [precision] if at else [p for p in usual if precisions.base(p) in target.precisions]
         found |= dict.fromkeys(Variant(name, setting, p) for p in chosen)
-    if not found and (missing := left_out(text, precisions)):
+    if not found and (missing := left_out(text, usual)):
         raise UsageError("; ".join(missing), "give another --precision, or other targets")
     if not found:
         raise UsageError("no target was given", f"choose from {', '.join(names())}")
@@ -255,13 +273,13 @@ def _has(known: Sequence[str], setting: str) -> bool:
     return setting in known or (f"{key}{equals}NAME" in known and re.fullmatch(r"[\w.-]+", name) is not None)
 
 
-def left_out(text: str, precisions: Sequence[str]) -> tuple[str, ...]:
+def left_out(text: str, asked_for: Sequence[str]) -> tuple[str, ...]:
     """Describe what `parse` skips: precisions that a target lacks, and targets with the name of a built-in one."""
     asked = {re.split("[:@]", item.strip())[0] for item in text.split(",")}
     found = [str(error) for error in _plugins.clashes(asked & _ours())]
     unnamed = (item.strip() for item in text.split(",") if item.strip() and "@" not in item)
     for name in dict.fromkeys(item.partition(":")[0] for item in unnamed):
-        if missing := [p for p in precisions if p not in get(name).precisions]:
+        if missing := [p for p in asked_for if precisions.base(p) not in get(name).precisions]:
             found.append(f"{name} does not support {' or '.join(missing)}; it has {', '.join(get(name).precisions)}")
     return tuple(found)
 
@@ -270,8 +288,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
     """Parse a list of precisions such as `fp32,bf16`. Raise UsageError for an unknown one."""
     found = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
     for precision in found:
-        if precision not in PRECISIONS:
-            raise UsageError(f"there is no precision {precision!r}", f"choose from {', '.join(PRECISIONS)}")
+        precisions.require(precision)
     return found or (FP32,)
 
 

@@ -154,7 +154,10 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Se
     made = path.with_name(f"int8-{path.name}")
     left = [node.name for node in model.graph.node if kept and layer_names.is_kept(_module_of(node), kept)]
     if kept and not left:
-        raise ExportError("--keep-float needs the names of modules, which this ONNX model lacks", "choose compile@int8")
+        raise ExportError(
+            "layers can be kept in float only by the names of modules, which this ONNX model lacks",
+            "choose compile@int8",
+        )
     left += [f"{name}_MatMul" for name in left]  # what onnxruntime calls the product of a Gemm node
     common: dict[str, Any] = {"per_channel": True, "weight_type": ort.QuantType.QInt8, "nodes_to_exclude": left}
     if convolves:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from exporter import targets
-from exporter.core import contract, probing, source_lines, tolerances
+from exporter.core import contract, precisions, probing, source_lines, tolerances
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
@@ -81,7 +81,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     widening.allow(int(hear(channel)))  # the parent sends the bytes allowed for float64 weights when the turn comes
     stand_back(BACKGROUND)  # the exports waited for this job; from here on they run beside it
     usual = making.tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
-    others = {name: making.tolerance.over(tolerances.BY_PRECISION[name]) for name in making.precisions}
+    others = {name: making.tolerance.over(tolerances.BY_PRECISION[precisions.base(name)]) for name in making.precisions}
     make = _make_sequences if loaded.state else _make_cases
     kept = job.options.keep_float
     planned = make_golden.Plan(plan, loaded.symbols, points, unusual=not making.plan, kept=kept)
@@ -120,8 +120,8 @@ def _make_cases(
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
-    precisions, notes = make_golden.in_precisions(made, loaded.module, others, outputs, device, plan.kept)
-    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
+    others_made, notes = make_golden.in_precisions(made, loaded.module, others, outputs, device, plan.kept)
+    return replace(made, precisions=others_made), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
 def _make_sequences(
@@ -142,8 +142,8 @@ def _make_sequences(
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs if not (outside and spec.name in loaded.module.state.names))
-    precisions, notes = sequences.in_precisions(made, calls, others, outputs, device, plan.kept)
-    return replace(made, precisions=precisions), replace(findings, notes=findings.notes + notes, metric=metric)
+    others_made, notes = sequences.in_precisions(made, calls, others, outputs, device, plan.kept)
+    return replace(made, precisions=others_made), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
 def _require_known(
@@ -353,7 +353,7 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
             make_at=make_at,
         )
 
-    whole = replace(prepared.contract, target=target, precision=chosen)
+    whole = replace(prepared.contract, target=target, precision=job.options.judged_as or chosen)
     held = targets.narrowings(targets.get(target), prepared.narrowings) if target != EAGER else ()
     stamped = contract.narrow(whole, held)
     name, sizes = contract.specialized(stamped), prepared.capture_sizes

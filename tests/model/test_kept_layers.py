@@ -139,8 +139,12 @@ def test_casting_in_place_keeps_the_layer(flat: FlatModule) -> None:
 @pytest.mark.parametrize(
     ("kept", "cause", "remedy"),
     [
-        ("nrm", "--keep-float names nrm, and the model has no such layer", "did you mean norm?"),
-        ("unused", "--keep-float names unused, which is never called: the module around it uses", "name a layer that"),
+        ("nrm", "the model has no layer nrm that could be kept in float", "did you mean norm?"),
+        (
+            "unused",
+            "the layer to keep in float, unused, is never called: the module around it",
+            "name a layer that",
+        ),
     ],
 )
 def test_a_layer_that_cannot_be_kept_is_refused(flat: FlatModule, kept: str, cause: str, remedy: str) -> None:

@@ -14,7 +14,8 @@ from torch._inductor import config as inductor
 
 import exporter
 from exporter import targets
-from exporter.core import environment, machine_code, tolerances
+from exporter.bundle import layout
+from exporter.core import environment, machine_code, precisions, tolerances
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.parity_records import Tolerance
@@ -220,6 +221,61 @@ def test_named_layers_stay_in_float(run: Run) -> None:
     assert "--keep-float second" in found["trace@int8"].reproduce
 
 
+def test_a_variant_names_its_layers_in_float32(run: Run) -> None:
+    names = [
+        "trace@int8",
+        "trace@int8+fp32:second",
+        "trace@bf16",
+        "trace@bf16+fp32:first+second",
+        "onnx@int8+fp32:second",
+    ]
+    manifest, place = run("blocks:block", ",".join(names))
+    found = rows(manifest)
+    assert {name: row.reason for name, row in found.items() if row.status == "failed"} == {}
+    assert set(names) <= found.keys()
+    assert "3 linear layers in int8" in found["trace@int8"].notes
+    assert "2 linear layers in int8" in found["trace@int8+fp32:second"].notes
+    assert found["trace@int8+fp32:second"].quantized
+    kept = found["trace@bf16+fp32:first+second"]
+    assert kept.notes == ("float32 in first, second",)
+    assert kept.parity.verdict == "exact", "eager in the golden keeps the layers in float32 too"
+    assert kept.artifact.path == "trace@bf16+first+second.pt"
+    assert targets.get("trace").read_contract(place / kept.artifact.path).precision == "bf16+fp32:first+second"
+    sessions = {session.session: session.status for session in kept.sessions}
+    assert sessions["native"] == "passed"
+    assert "--targets trace@bf16+fp32:first+second" in kept.reproduce
+    made = golden.read(place / "golden.safetensors")
+    one, other = (made.of(name).cases[0].eager for name in ("bf16", "bf16+fp32:first+second"))
+    assert not torch.equal(one[0], other[0])
+    assert layout.target_of("trace@bf16+first+second.pt") == "trace"
+    assert layout.target_of("trace@bf16+first+second.onnx") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("trace+fp32:head", "no precision|no target|no variant"),
+        ("trace@fp32+fp32:head", "fp32 has no layers to keep in float32"),
+        ("trace@int8+bf16:head", "does not name layers to keep in float32"),
+        ("trace@int8+fp32:", "does not name layers to keep in float32"),
+        ("trace@int8+fp32:a/b", "does not name layers to keep in float32"),
+        ("script@int8+fp32:head", "target script has no precision 'int8'"),
+    ],
+)
+def test_layers_in_float32_that_cannot_be_named(text: str, cause: str) -> None:
+    with pytest.raises(UsageError, match=cause):
+        targets.parse(text)
+
+
+def test_long_names_of_layers_are_hashed_in_file_names() -> None:
+    layers = "+".join(f"encoder.layer.{number}" for number in range(12))
+    name = Variant("trace", "", f"int8+fp32:{layers}").artifact
+    assert len(name) < 40
+    assert layout.target_of(name) == "trace"
+    assert Variant("trace", "", f"int8+fp32:{layers}+head").artifact != name
+    assert precisions.mixed("int8+fp32:a", ("b", "a")) == "int8+fp32:a+b"
+
+
 def test_named_layers_stay_in_float_in_a_package() -> None:
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({"model": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))})
@@ -234,7 +290,7 @@ def test_named_layers_stay_in_float_in_a_package() -> None:
 def test_a_layer_that_the_model_lacks_is_refused(run: Run) -> None:
     manifest, _ = run("blocks:block", "trace@int8,onnx@int8,trace@fp16", keep_float=("secnd",))
     for row in rows(manifest).values():
-        assert row.reason == "--keep-float names secnd, and the model has no such layer"
+        assert row.reason == "the model has no layer secnd that could be kept in float"
         assert row.remedy == "did you mean second?"
 
 

@@ -224,7 +224,9 @@ def test_the_layer_that_has_to_stay_in_float_is_found(inquire: Any) -> None:
     assert found.fix is not None
     assert found.fix.keep_float == ("second",)
     assert 0.2 < found.fix.slower < 5
-    assert "It passes with --keep-float second" in bisection.render(found, Path("x"))
+    rendered = bisection.render(found, Path("x"))
+    assert "It passes with --keep-float second" in rendered
+    assert "As a variant of its own, beside trace@int8: trace@int8+fp32:second" in rendered
 
 
 def test_layers_are_tried_without_an_exported_program(inquire: Any) -> None:

@@ -118,6 +118,7 @@ struct Contract {
   std::string device;  ///< "cpu" or "cuda"
   std::string torch;   ///< torch version that exported it; may be empty
   /// Precision of the computation: "fp32" (the model's own), "tf32", "bf16", "fp16" or "int8".
+  /// Layers that compute in float32 follow, as in "int8+fp32:head".
   std::string precision = "fp32";
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;

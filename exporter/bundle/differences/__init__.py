@@ -60,7 +60,7 @@ def compare(old: Path, new: Path) -> Difference:
 
 
 def _findings(old: Path, new: Path) -> Iterable[Finding]:
-    target = layout.artifacts().get(old.name, "")
+    target = layout.target_of(old.name)
     if parts := targets.facts(target).parts:
         return _artifacts(target, parts, old, new)
     if old.name.endswith(layout.CACHE):

@@ -22,6 +22,7 @@ from torch import fx
 from exporter import targets
 from exporter.bundle import differences
 from exporter.core import source_lines
+from exporter.core.contract_records import FP32
 from exporter.core.errors import ArtifactError, ContractError, ExportError
 from exporter.core.parity_records import SizeLimit
 from exporter.evidence import golden as goldens
@@ -69,7 +70,7 @@ def inquire(job: Job, asked: Asked, begun: Callable[[str], None]) -> Bisection:
     """Examine one variant in this process. `begun` is called with the name of each step."""
     begun("load model")
     program, limits = tasks.program(job, asked.target)
-    golden = goldens.alone(goldens.read(asked.golden).of(job.options.precision))
+    golden = goldens.alone(goldens.read(asked.golden).of(job.options.judged_as or job.options.precision))
     return _Inquiry(begun, job, asked, program, limits, golden).result()
 
 
@@ -243,7 +244,7 @@ class _Inquiry:
 
     def _in_float32(self) -> capture.Program:
         """Return what the variant would be exported from in float32."""
-        plain = replace(self.job, options=replace(self.job.options, precision="fp32"))
+        plain = replace(self.job, options=self.job.options.computing_in(FP32))
         return tasks.program(plain, self.asked.target)[0]
 
     def _ranked(self, found: Bisection, graph: Graph, precision: str) -> tuple[Bisection, tuple[str, ...]]:

@@ -101,10 +101,10 @@ class Trials:
 
     def _golden(self, kept: tuple[str, ...]) -> Golden:
         """Return the golden of the variant's precision; eager keeps the same layers in float32."""
-        name = self.options.precision
+        name, judged = self.options.precision, self.options.judged_as or self.options.precision
         if not self.in_half or kept == self.options.keep_float:
-            return goldens.alone(self.golden.of(name))
-        tolerances = {name: self.golden.precisions[name].tolerance}
+            return goldens.alone(self.golden.of(judged))
+        tolerances = {name: self.golden.precisions[judged].tolerance}
         device = self.options.device
         cases = goldens.alone(self.golden)
         found, _ = make_golden.in_precisions(cases, self.plain, tolerances, self._outputs(), device, kept)

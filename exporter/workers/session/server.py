@@ -93,7 +93,7 @@ def serve(
             loaded = load()
             _synchronize(options.device)
             load_s = time.perf_counter() - started
-            judge = Judge(goldens.read(Path(golden_path)).of(options.precision), outputs, promised)
+            judge = Judge(goldens.read(Path(golden_path)).of(options.judged_as or options.precision), outputs, promised)
         except ExporterError as error:
             _say(answers, _error(error))
             raise
