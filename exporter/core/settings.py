@@ -164,6 +164,12 @@ class BuildSettings(Settings):
         "cpp.simdlen=1. May be repeated. `exporter bisect --fix` finds one with which a failing variant passes.",
         metavar="NAME=VALUE",
     )
+    fallback: tuple[str, ...] = option(
+        (),
+        "Call torch's own kernel for an operator in packages of the compile target, instead of code that inductor "
+        "generates, by its name, such as aten.silu. May be repeated. `exporter bisect --fix` finds one.",
+        metavar="OPERATOR",
+    )
     graph_optimization: str = option(
         "all",
         "Level of onnxruntime's graph optimizations with which exporter loads an ONNX model. The model's metadata "

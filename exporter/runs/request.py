@@ -72,6 +72,10 @@ class Request(RunSettings, SizeSettings):
                 raise UsageError("on a GPU, freezing would turn the weights of int8 back into bf16", f"remove {one}")
         if self.keep_float and not any(map(_rounds, self.variants)):
             raise UsageError("--keep-float applies only to variants in int8, bf16 or fp16", "remove it, or add one")
+        if self.fallback and not any(map(_is_package, self.variants)):
+            raise UsageError(
+                "--fallback applies only to packages of the compile target", "remove it, or add the target compile"
+            )
         if self.graph_optimization != "all" and not any(v.target == "onnx" for v in self.variants):
             raise UsageError(
                 "--graph-optimization applies only to the onnx target", "remove it, or add the target onnx"
@@ -123,10 +127,17 @@ def _rounds(variant: targets.Variant) -> bool:
     return variant.base in MIXED
 
 
+def _is_package(variant: targets.Variant) -> bool:
+    """Return whether a variant is a package of AOTInductor."""
+    return variant.target == "compile" and not targets.is_live(variant)
+
+
 def _not_of(variant: targets.Variant) -> Iterator[str]:
     """Yield the settings that do not apply to a variant, and that are refused if no variant uses them."""
     if variant.target != "compile":
         yield "inductor"
+    if not _is_package(variant):
+        yield "fallback"
     if variant.target != "onnx":
         yield "graph_optimization"
     if not targets.is_portable(variant):

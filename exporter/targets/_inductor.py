@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import re
 import types
 import typing
@@ -135,6 +136,85 @@ def unfolded(prefix: str) -> Iterator[None]:
         yield
     finally:
         patched.run_node = run_node
+
+
+@contextlib.contextmanager
+def falling_back(names: Sequence[str]) -> Iterator[None]:
+    """Make inductor call torch's own kernels for these operators, such as aten.silu, instead of generating code.
+
+    Raises ExportError for an unknown operator, and at the end for one that inductor has not seen: the model lacks it,
+    or torch.export or a pattern of inductor has replaced it by others.
+    """
+    if not names:
+        yield
+        return
+    from torch._inductor import decomposition, lowering
+
+    tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())  # the second is a cached copy
+    seen: set[str] = set()
+    with contextlib.ExitStack() as changed:
+        for name in names:
+            for overload in _overloads(name):
+                for table in tables:
+                    changed.enter_context(_without(table, overload))
+                changed.enter_context(_with(lowering.lowerings, overload, _fallback(overload, name, seen)))
+        yield
+    if unseen := [name for name in names if name not in seen]:
+        raise ExportError(
+            f"--fallback {unseen[0]} has no effect: inductor never comes to this operator",
+            "name an operator of the exported program that inductor does not replace, as `exporter bisect` does",
+        )
+
+
+def _overloads(name: str) -> list[Any]:
+    """Return the overloads of an operator. Raises ExportError if there is none of this name."""
+    import torch
+
+    namespace, _, operator = name.partition(".")
+    operator, _, overload = operator.partition(".")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        found = [overload] if overload else packet.overloads()
+        return [getattr(packet, one) for one in found]
+    except AttributeError:
+        raise ExportError(f"there is no operator {name}", "give a name such as aten.silu or aten.add.Tensor") from None
+
+
+def _fallback(overload: Any, name: str, seen: set[str]) -> Any:
+    """Return a lowering to torch's kernel, which adds `name` to `seen`."""
+    from torch._inductor import lowering
+
+    lower: Any = lowering.fallback_handler(overload, add_to_fallback_set=False)
+
+    @functools.wraps(lower)
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        seen.add(name)
+        return lower(*args, **kwargs)
+
+    return lowered
+
+
+@contextlib.contextmanager
+def _without(table: dict[Any, Any], key: Any) -> Iterator[None]:
+    """Remove an entry of a table for a while."""
+    missing = object()
+    value = table.pop(key, missing)
+    try:
+        yield
+    finally:
+        if value is not missing:
+            table[key] = value
+
+
+@contextlib.contextmanager
+def _with(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
+    """Replace an entry of a table for a while."""
+    with _without(table, key):
+        table[key] = value
+        try:
+            yield
+        finally:
+            del table[key]
 
 
 def find_vector_instructions() -> tuple[str, ...]:

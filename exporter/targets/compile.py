@@ -91,7 +91,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
-    with recurrent.looped(), _objects.reused():
+    with recurrent.looped(), _objects.reused(), _inductor.falling_back(options.fallback):
         if program.entries:
             if program.keeps_state:
                 raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
@@ -107,7 +107,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def _changed(options: Options) -> tuple[str, ...]:
-    return tuple(f"inductor with {one}" for one in options.inductor)
+    fallbacks = (f"torch's kernel of {name}" for name in options.fallback)
+    return (*(f"inductor with {one}" for one in options.inductor), *fallbacks)
 
 
 def _quantized(program: Program, options: Options) -> tuple[str, ...]:

@@ -57,13 +57,14 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
         portable=True,
         keep_float=("encoder.layer.0", "head"),
         inductor=("freezing=False",),
+        fallback=("aten.silu",),
         graph_optimization="basic",
         ops_libs=(str(library),),
     )
     again = parsed(request.reproduce("compile:eager@bf16"))
     changed = {f.name for f in dataclasses.fields(Request) if getattr(again, f.name) != getattr(request, f.name)}
     # Those that apply only to other variants are left out, since a command for this one alone would be refused.
-    assert changed == {"variants", "out", "command", "graph_optimization", "portable"}
+    assert changed == {"variants", "out", "command", "fallback", "graph_optimization", "portable"}
     again.validate()
     left = {one.name for one in settings(request) if getattr(request, one.name) == one.default}
     assert left == {"replace", "state", "bench", "wait_quiet"}  # all others were tried
@@ -99,6 +100,7 @@ def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
     ("names", "settings", "cause"),
     [
         ("trace", {"keep_float": ("head",)}, "--keep-float applies only to"),
+        ("compile:default,trace", {"fallback": ("aten.silu",)}, "--fallback applies only to packages"),
         ("compile", {"portable": True, "inductor": ("cpp.march=native",)}, "changes what --portable sets"),
         ("compile@int8", {"device": "cuda", "inductor": ("freezing=True",)}, "freezing would turn"),
     ],
@@ -112,7 +114,12 @@ def test_options_that_contradict_each_other_are_refused(
 
 
 def test_the_command_of_each_row_can_be_run(tmp_path: Path) -> None:
-    options = {"inductor": ("freezing=False",), "graph_optimization": "basic", "keep_float": ("head",)}
+    options = {
+        "inductor": ("freezing=False",),
+        "fallback": ("aten.silu",),
+        "graph_optimization": "basic",
+        "keep_float": ("head",),
+    }
     request = request_for("tiny:mlp", tmp_path, "trace,onnx,compile@bf16", **options)
     request.validate()
     for variant in request.variants:

@@ -234,6 +234,31 @@ def test_the_users_settings_reach_inductor(program: Program, monkeypatch: pytest
         aot.live(program, dataclasses.replace(options, variant="eager"))
 
 
+def test_an_operator_is_left_to_torchs_own_kernel(run: Run) -> None:
+    manifest, place = run("blocks:block", "compile", fallback=("aten.gelu",))
+    (row,) = [row for row in manifest.variants if row.name == "compile"]
+    assert {session.session: session.status for session in row.sessions} == {"python": "passed", "native": "passed"}
+    assert "torch's kernel of aten.gelu" in row.notes
+    with zipfile.ZipFile(place / "compile.pt2") as package:
+        (nodes,) = [
+            name for name in package.namelist() if name.endswith(".json") and b"aten::gelu" in package.read(name)
+        ]
+    assert nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("aten.tan", "--fallback aten.tan has no effect"), ("aten.tanj", "there is no operator aten.tanj")],
+)
+def test_a_fallback_without_effect_is_refused(name: str, cause: str) -> None:
+    from torch._inductor import decomposition, lowering
+
+    before = [dict(table) for table in (lowering.lowerings, decomposition.decompositions)]
+    with pytest.raises(ExportError, match=cause), _inductor.falling_back([name]):
+        pass
+    assert [dict(table) for table in (lowering.lowerings, decomposition.decompositions)] == before
+
+
 @pytest.mark.parametrize(
     ("given", "cause", "remedy"),
     [

@@ -259,6 +259,19 @@ def test_the_layer_that_costs_the_metric_is_found(inquire: Any) -> None:
     assert found.fix.keep_float == ("second",)
 
 
+def test_the_operator_that_inductor_gets_wrong_is_left_to_torch(inquire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import lowering
+
+    def wrong(x: Any) -> Any:
+        return lowering.ops.add(lowering.ops.erf(x), lowering.ops.constant(1e-3, torch.float32))
+
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.erf.default, lowering.make_pointwise(wrong))
+    found = inquire("compile", fix=True)
+    assert found.verdict == "compiler"
+    assert [node.operator for node in found.nodes] == ["aten.gelu.default"]  # which inductor decomposes
+    assert found.fix.options == "--fallback aten.gelu.default"
+
+
 @dataclass
 class Builds:
     """Stands for a builder: an artifact fails to build with `broken`, and passes with all of `needed`."""

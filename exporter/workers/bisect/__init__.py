@@ -47,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Fix:
-    """The options with which a failing variant passes: a small set of layers in floating point, or a setting.
+    """The options with which a failing variant passes: some layers in floating point, a setting, or a fallback.
 
     The search tries to do without some of the layers. `slower` is the median latency of the variant with these options
     as a multiple of its latency without them, measured in turn at the sizes of the capture; None if it does not run
@@ -57,6 +57,7 @@ class Fix:
     keep_float: tuple[str, ...] = ()
     slower: float | None = None
     inductor: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
     graph_optimization: str = "all"
 
     @property
@@ -64,6 +65,7 @@ class Fix:
         """Return the options for `exporter export`."""
         words = [word for name in self.keep_float for word in ("--keep-float", name)]
         words += [word for one in self.inductor for word in ("--inductor", one)]
+        words += [word for one in self.fallback for word in ("--fallback", one)]
         words += ["--graph-optimization", self.graph_optimization] if self.graph_optimization != "all" else []
         return shlex.join(words)
 

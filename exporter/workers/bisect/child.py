@@ -121,7 +121,8 @@ class _Inquiry:
 
     def _with_setting(self, found: Bisection) -> Bisection:
         """Add a setting of the variant's compiler with which it passes."""
-        choices = {} if found.passes else verdicts.settings(self.asked.target, self.job.options)
+        blamed = tuple(dict.fromkeys(node.operator for node in found.nodes if node.operator))
+        choices = {} if found.passes else verdicts.settings(self.asked.target, self.job.options, blamed)
         if not choices:
             return found
         trials = self._trials(self.builder.program.module)

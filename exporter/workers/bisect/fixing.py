@@ -194,7 +194,7 @@ def setting(trials: Trials, choices: Mapping[str, Options]) -> Fix | None:
 def _fix(trials: Trials, options: Options, run: Run) -> Fix:
     before = trials.run(trials.options, "the variant's own settings")
     slower = _slower(before, run, trials.builder.program.example, options.device) if before else None
-    return Fix(options.keep_float, slower, options.inductor, options.graph_optimization)
+    return Fix(options.keep_float, slower, options.inductor, options.fallback, options.graph_optimization)
 
 
 def _slower(before: Run, after: Run, inputs: Tensors, device: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +29,9 @@ LADDER = {"aot_eager": "torch's functionalization", "aot_eager_decomp_partition"
 SIMILAR = 3.0  # two errors within this factor are taken to have the same cause
 
 
-def settings(target: str, options: targets.Options) -> dict[str, targets.Options]:
-    """Return the options that --fix tries, by what to call them: a setting of inductor, or a level of onnxruntime.
+def settings(target: str, options: targets.Options, blamed: Sequence[str] = ()) -> dict[str, targets.Options]:
+    """Return the options that --fix tries, by what to call them: a setting of inductor, an operator of
+    `blamed` that inductor leaves to torch, or a level of onnxruntime.
 
     Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
     """
@@ -44,7 +45,10 @@ def settings(target: str, options: targets.Options) -> dict[str, targets.Options
     pairs = [pair for one in (frozen, *SUBSYSTEMS.values()) for pair in one.items()]
     names = {name for name in known if options.device == "cpu" or not name.startswith("cpp.")}
     words = [f"{name}={value}" for name, value in pairs if name in names]
-    return {one: replace(options, inductor=(*options.inductor, one)) for one in words}
+    found = {one: replace(options, inductor=(*options.inductor, one)) for one in words}
+    for name in blamed if not options.variant else ():
+        found[f"torch's kernel of {name}"] = replace(options, fallback=(*options.fallback, name))
+    return found
 
 
 @dataclass
