@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import subprocess
@@ -13,21 +14,19 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import NATIVE, Cli, recipe_path, request_for
+from support import bisecting
+from support.commands import NATIVE, Cli, recipe_path
 from torch import nn
 
 from exporter import targets
-from exporter.core import environment, probing, tolerances
+from exporter.core import environment, tolerances
 from exporter.core.records import MetricRecord, SessionRecord, VariantRecord
 from exporter.evidence import golden as goldens
-from exporter.evidence import make_golden
 from exporter.model import tensor_files
 from exporter.report import bisection
 from exporter.runs import bisect_variant
-from exporter.workers import keeping, loading, tasks
-from exporter.workers.bisect import Asked, Bisection, Node, arithmetic, child, fixing, repro, search, verdicts
+from exporter.workers.bisect import Bisection, Node, arithmetic, fixing, repro, search, verdicts
 from exporter.workers.bisect.graphs import Graph
-from exporter.workers.messages import Job
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 100])
@@ -116,34 +115,7 @@ def test_errors_are_multiples_of_eagers_own() -> None:
 @pytest.fixture
 def inquire(tmp_path: Path) -> Any:
     """A function that exports a block to a variant, with what the test has planted, and examines it."""
-
-    def act(name: str, recipe: str = "blocks:block", spoil: Any = None, **asking: Any) -> Bisection:
-        (variant,) = targets.parse(name)
-        options = targets.Options(threads=1, variant=variant.setting, precision=variant.precision)
-        request = request_for(recipe, tmp_path / "out", state=asking.pop("state", "carry"))
-        job = replace(request.job(tmp_path / "work"), options=options)
-        job.work.mkdir()
-        path = tmp_path / variant.artifact
-        targets.get(variant.target).export(tasks.program(job, variant.target)[0], path, options)
-        if spoil:
-            spoil(path)
-        asked = Asked(variant.target, variant.name, path, golden_of(job, tmp_path), tmp_path / "found", **asking)
-        return child.inquire(job, asked, lambda step: None)
-
-    return act
-
-
-def golden_of(job: Job, folder: Path) -> Path:
-    """Make the golden of a job as an export does, in this process, for a few cases with usual values."""
-    loaded = loading.load_model(job)
-    found = keeping.find(job, loaded)
-    cases = tuple(probing.probe_plan(loaded.base, loaded.symbols))[:4]
-    plan = make_golden.Plan(cases, loaded.symbols, unusual=False)
-    others = {name: tolerances.BY_PRECISION[name] for name in (job.options.precision,) if name != "fp32"}
-    make = tasks._make_sequences if loaded.state else tasks._make_cases
-    made, _ = make(loaded, found, plan, tolerances.FLOAT32, others, "cpu")
-    goldens.save(made, folder / "golden.safetensors")
-    return folder / "golden.safetensors"
+    return functools.partial(bisecting.inquire, tmp_path)
 
 
 def test_a_wrong_translation_to_onnx_is_found(inquire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
