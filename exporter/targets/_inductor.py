@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import contextvars
 import difflib
 import functools
 import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 from exporter.core import environment
 from exporter.core.errors import ExportError
+from exporter.targets import _objects
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 SOURCES = ("wrapper.cpp", "kernel.cpp")  # extensions of a package's sources
@@ -217,16 +220,52 @@ def _with(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
             del table[key]
 
 
+@contextlib.contextmanager
+def _probes_remembered() -> Iterator[None]:
+    """Remember in inductor's cache directory which of its probes for vector instructions have loaded."""
+    from torch._inductor import cpp_builder
+    from torch._inductor.cpu_vec_isa import VecISA
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    patched: Any = VecISA
+    check = patched.check_build
+
+    def check_once(isa: Any, code: str) -> bool:
+        key = _objects.key(code.encode(), isa.build_arch_flags(), cpp_builder.get_cpp_compiler())
+        loaded = Path(cache_dir()) / "objects" / f"{key}.loads"
+        if loaded.exists():
+            return True
+        found: bool = check(isa, code)
+        if found:
+            with contextlib.suppress(OSError):  # it is then probed again
+                loaded.parent.mkdir(parents=True, exist_ok=True)
+                loaded.touch()
+        return found
+
+    patched.check_build = check_once
+    try:
+        yield
+    finally:
+        patched.check_build = check
+
+
 def find_vector_instructions() -> tuple[str, ...]:
     """Make inductor detect the CPU's vector instructions now; return a note if it fails.
 
     Its probes load only if they are linked with libtorch, which the settings of a CPU package turn off. Inductor caches
-    the result: if a probe does not load, it generates code without vector instructions from then on.
+    the result: if a probe does not load, it generates code without vector instructions from then on. Up to ten probes
+    are compiled and loaded, before torch 2.14 each in a process that imports torch, so they run side by side.
     """
     from torch._inductor import cpu_vec_isa
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    if cpu_vec_isa.valid_vec_isa_list() or not environment.isa().startswith(("avx2", "avx512", "amx")):
+    with _probes_remembered(), futures.ThreadPoolExecutor() as pool:
+        flags = cpu_vec_isa.x86_isa_checker()
+        kinds = [one for one in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(one).split())]
+        for probe in [pool.submit(contextvars.copy_context().run, bool, one) for one in kinds]:
+            probe.result()
+        found = cpu_vec_isa.valid_vec_isa_list()
+    if found or not environment.isa().startswith(("avx2", "avx512", "amx")):
         return ()
     return (
         f"slow: no vector instructions, because inductor's probes in {cache_dir()} do not load; remove that directory",

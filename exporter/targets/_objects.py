@@ -38,7 +38,7 @@ def reused() -> Iterator[None]:
         compiler = command.split()[0]
         for place, name in ((target, "TARGET"), (source, "SOURCE"), (cache_dir(), "CACHE")):
             command = command.replace(str(place), name)
-        kept = directory / f"{_key(source.read_bytes(), command, compiler)}.o"
+        kept = directory / f"{key(source.read_bytes(), command, compiler)}.o"
         if kept.is_file():
             shutil.copyfile(kept, target)
             return
@@ -52,7 +52,8 @@ def reused() -> Iterator[None]:
         patched.build = build
 
 
-def _key(source: bytes, command: str, compiler: str) -> str:
+def key(source: bytes, command: str, compiler: str) -> str:
+    """Return a hash of a source, of the command that compiles it, and of all else that the result depends on."""
     import torch
     from torch._inductor.cpp_builder import get_compiler_version_info
 

@@ -182,6 +182,39 @@ def test_inductor_detects_vector_instructions(name: str, made: Path) -> None:
     assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
 
 
+def test_probes_for_vector_instructions_run_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inductor would probe again in every process, and before torch 2.14 import torch for each probe."""
+    from torch._inductor import cpu_vec_isa
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    probed: list[str] = []
+
+    def probe(isa: Any, code: str) -> bool:
+        probed.append(code)
+        return True
+
+    class Kind:
+        check_build = probe
+
+        def __str__(self) -> str:
+            return "avx2"
+
+        def __bool__(self) -> bool:
+            return self.check_build("one") and self.check_build("other")
+
+        def build_arch_flags(self) -> str:
+            return "-mavx2"
+
+    monkeypatch.setattr(cpu_vec_isa, "VecISA", Kind)
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["avx2"])
+    for _ in range(2):
+        monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [Kind()])
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        assert _inductor.find_vector_instructions() == ()
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    assert probed == ["one", "other"]
+
+
 def test_missing_vector_instructions_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpu_vec_isa
 
