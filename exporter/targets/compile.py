@@ -91,7 +91,10 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
-    with recurrent.looped(), _objects.reused(), _inductor.falling_back(options.fallback):
+    patches = (recurrent.looped(), _objects.reused(), _inductor.reading_before_writing())
+    with contextlib.ExitStack() as changed:
+        for patch in (*patches, _inductor.falling_back(options.fallback)):
+            changed.enter_context(patch)
         if program.entries:
             if program.keeps_state:
                 raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
@@ -132,9 +135,8 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
     if options.portable:
         # oneDNN's operators on packed weights reject half precision if the CPU lacks instructions for it.
         settings |= {"cpp.simdlen": 256, "cpp.march": machine_code.PORTABLE.level, "cpp.weight_prepack": not half}
-    if graph.range_constraints and _convolves(graph) and options.precision != "int8":
-        # With dynamic sizes, inductor's convolutions on packed weights can be wrong, as in raft_small.
-        settings |= {"cpp.weight_prepack": False} if half else {"freezing": False}
+    if options.device != "cpu" and graph.range_constraints and _convolves(graph):
+        settings["freezing"] = False  # convolutions in the channels-last layout can be wrong with dynamic sizes
     if _weights_alone(options):
         settings["freezing"] = False  # freezing would convert the weights back
     measured = _steps_inductor.settings(options.device) if options.profiled else {}
@@ -197,7 +199,11 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         _write(graph, path, settings)
-        return ops, ()
+        doubtful = settings["freezing"] and bool(graph.range_constraints) and _convolves(graph)
+        if not doubtful or program.part_of or _asks_for("freezing", options) or _agrees(path, graph, program, options):
+            return ops, ()
+        _write(graph, path, settings | {"freezing": False})
+        return ops, ("weights not frozen, because the frozen package is wrong or fails",)
     with _inductor.unfolded(carrying.BUFFER):
         try:
             _write(graph, path, settings)
@@ -207,6 +213,18 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
         if not right:
             _write(graph, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
     return ops, () if right else ("weights not frozen, because the state would be frozen too",)
+
+
+def _asks_for(name: str, options: Options) -> bool:
+    return any(one.partition("=")[0] == name for one in options.inductor)
+
+
+def _agrees(path: Path, graph: torch.export.ExportedProgram, program: Program, options: Options) -> bool:
+    """Return whether a package runs and gives the program's outputs at the example."""
+    try:
+        return carrying.repeats(_packages.Package(path, "model", options.device).run, graph, program.example, calls=1)
+    except Exception:  # whatever a package raises
+        return False
 
 
 def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:

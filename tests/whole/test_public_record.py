@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz.inline import Inline
-from support.commands import NATIVE, RECIPES, recipe_path, request_for
+from support.commands import NATIVE, RECIPES, ROOT, recipe_path, request_for
 from torch.utils._pytree import tree_structure, treespec_dumps
 
 from exporter import open_artifact, targets
@@ -40,6 +40,7 @@ from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.runs import pipeline, session_checks
+from exporter.targets import _inductor
 from exporter.workers.children import Zygote
 
 OPTIONS = targets.Options(threads=1)
@@ -391,6 +392,26 @@ def test_freezing_does_not_change_outputs(packages: tuple[Path, Path]) -> None:
     tolerance = tolerances.FLOAT32
     for ours, unfrozen in zip(frozen.values(), loader.run([x]), strict=True):
         torch.testing.assert_close(ours, unfrozen, rtol=tolerance.rtol, atol=tolerance.atol)
+
+
+def outputs_of_page(work: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Run the program of docs/upstream.md in this process, and return the differences that it prints."""
+    page = (ROOT / "docs/upstream.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(work)
+    found: list[float] = []
+    torch.compiler.reset()
+    exec(program, {"print": lambda value: found.append(float(value))})
+    return found
+
+
+def test_a_convolution_that_adds_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the workaround, AOTInductor returns wrong values; if it no longer does, the workaround can go."""
+    usual, right = outputs_of_page(tmp_path, monkeypatch)
+    assert usual > 0.1
+    with _inductor.reading_before_writing():
+        found = outputs_of_page(tmp_path, monkeypatch)
+    assert max(*found, right) < 1e-5
 
 
 ILLEGAL = "__attribute__((constructor)) static void start() { __builtin_trap(); }"  # ud2: SIGILL on x86
