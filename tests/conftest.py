@@ -30,7 +30,10 @@ HEAVY = (
 )  # imported by most jobs
 TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # The slowest files, which run first, so that all pytest workers finish at about the same time.
-LONGEST = ("fuzz", "coverage", "wheels", "planted_defects", "pipeline", "release_cluster", "precision", "release")
+LONGEST = (
+    *("fuzz", "coverage", "profile", "wheels", "release_cluster", "profile_train", "precision", "pipeline", "repair"),
+    *("public_record", "planted_defects", "bert", "targets", "bisect", "release"),
+)
 
 
 def pytest_report_header() -> str:

@@ -389,11 +389,30 @@ def test_that_cpp_was_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_script_for_torchscript_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(Parts(), torch.randn(4, 6), torch.randn(4, 2))
     module, inputs = graph.until(graph.cuts[-1]), (torch.randn(3, 6), torch.randn(3, 2))
-    made = repro._script(Bisection("m", "script", "", "converter", "it differs"), module, inputs, "script")
+    made = repro._script(
+        Bisection("m", "script", "", "converter", "it differs"), module, inputs, "script", targets.Options()
+    )
     assert made is not None
     (tmp_path / "made.py").write_text(made)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("made")  # raises if TorchScript and eager differ
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "line"),
+    [
+        ("compile", {"inductor": ("cpp.simdlen=1",)}, "inductor_configs={'freezing': True, 'cpp.simdlen': 1})"),
+        ("onnx", {"graph_optimization": "basic"}, "onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC"),
+        ("compile", {"variant": "default"}, "torch.compile(module, backend='inductor', mode='default')"),
+        ("compile", {"variant": "default", "inductor": ("freezing=True",)}, "options={'freezing': True})"),
+        ("compile", {"variant": "backend=eager"}, "torch.compile(module, backend='eager', mode=None)"),
+    ],
+)
+def test_a_script_has_the_options_of_the_variant(target: str, options: dict[str, Any], line: str) -> None:
+    build = repro._build(target, targets.Options(**options))
+    assert build is not None
+    assert line in build
+    compile(f"def variant(module, inputs):\n{build}", "repro.py", "exec")
 
 
 def test_fix_is_for_variants_that_have_options(cli: Cli, bundle: Path) -> None:

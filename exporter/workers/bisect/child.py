@@ -436,7 +436,7 @@ class _Inquiry:
             verdict, sentence = "compiler", "it vanishes if this part is built alone: fusion or dynamic sizes"
         found = self._found(verdict, sentence, nodes[::-1][:RANKED])
         found = replace(found, size=self._size(), not_finite=nodes[0] if len(nodes) == 1 and part.spoils() else None)
-        return replace(found, files=repro.write(found, module, part.inputs, self.asked.target, self.asked.out))
+        return replace(found, files=repro.write(found, module, part.inputs, self.builder, self.asked.out))
 
     def _shown_in_cpp(self, part: verdicts.Part) -> dict[str, Any]:
         """Write a part that fails in C++, and return its files and the command that shows it."""

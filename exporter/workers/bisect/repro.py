@@ -13,7 +13,9 @@ import torch
 from torch import fx
 
 from exporter.model.tensors import Tensors
+from exporter.targets import Options, _inductor, _ort_level
 from exporter.workers.bisect import Bisection
+from exporter.workers.bisect.variants import Builder
 
 SCRIPT, ISSUE = "repro.py", "issue.md"
 OURS = "# Written by exporter bisect:"
@@ -22,14 +24,16 @@ BUILDS = {
     "compile": """\
         import torch._inductor
         program = torch.export.export(module, inputs)
-        path = torch._inductor.aoti_compile_and_package(program, inductor_configs={"freezing": True})
+        path = torch._inductor.aoti_compile_and_package(program, inductor_configs={settings})
         return torch._inductor.aoti_load_package(path)(*inputs)""",
     "onnx": """\
         import onnxruntime
         model = torch.onnx.export(module, inputs, dynamo=True, verbose=False).model_proto
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         names = [one.name for one in session.get_inputs()]
-        given = {name: one.numpy() for name, one in zip(names, inputs)}
+        given = {{name: one.numpy() for name, one in zip(names, inputs)}}
         return tuple(map(torch.as_tensor, session.run(None, given)))""",
     "trace": """\
         return torch.jit.freeze(torch.jit.trace(module, inputs, check_trace=False))(*inputs)""",
@@ -39,17 +43,17 @@ BUILDS = {
         return torch.export.export(module, inputs).module()(*inputs)""",
 }
 LIVE = """\
-        return torch.compile(module, backend={backend!r}, mode={mode!r})(*inputs)"""
+        return torch.compile(module, backend={backend!r}, {how})(*inputs)"""
 
 
-def write(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str, out: Path) -> tuple[str, ...]:
+def write(found: Bisection, module: fx.GraphModule, inputs: Tensors, builder: Builder, out: Path) -> tuple[str, ...]:
     """Write `repro.py` and `issue.md` to the folder `out`, and return their names.
 
     Writes nothing for a part that cannot be written as a script, or if the folder has a `repro.py` of somebody else.
 
     The script has random inputs and weights like the real ones. A note in it says whether it fails by itself.
     """
-    made = _script(found, module, inputs, target)
+    made = _script(found, module, inputs, builder.target, builder.options)
     path = out / SCRIPT
     if made is None or (path.exists() and not path.read_bytes().startswith(OURS.encode())):
         return ()
@@ -80,9 +84,9 @@ def _ran(path: Path) -> _Done:
     return _Done(shows, done.stdout.strip() or "".join(last))
 
 
-def _script(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str) -> str | None:
+def _script(found: Bisection, module: fx.GraphModule, inputs: Tensors, target: str, options: Options) -> str | None:
     flat = _flat(module, packets=target == "script")
-    build = _build(found.variant, target)
+    build = _build(target, options)
     if flat is None or build is None:
         return None
     graph, weights = flat
@@ -126,13 +130,18 @@ def _clean(code: str) -> str:
     return "\n".join(line for line in lines if line.strip())
 
 
-def _build(variant: str, target: str) -> str | None:
-    if ":" not in variant.partition("@")[0]:
-        return BUILDS.get(target)
-    setting = variant.partition("@")[0].partition(":")[2]
+def _build(target: str, options: Options) -> str | None:
+    """Return the code that builds the variant with the same options; None for a target without such code."""
+    settings, setting = _inductor.parse(options.inductor) if options.inductor else {}, options.variant
+    if not setting:
+        build = BUILDS.get(target)
+        level = _ort_level.NAMES[options.graph_optimization]
+        return build and build.format(settings={"freezing": True} | settings, level=level)
     if setting.startswith("backend="):
-        return LIVE.format(backend=setting.removeprefix("backend="), mode=None)
-    return LIVE.format(backend="inductor", mode=setting)
+        return LIVE.format(backend=setting.removeprefix("backend="), how="mode=None")
+    if not settings:
+        return LIVE.format(backend="inductor", how=f"mode={setting!r}")
+    return LIVE.format(backend="inductor", how=f"options={torch._inductor.list_mode_options(setting) | settings!r}")
 
 
 def _flat(module: fx.GraphModule, packets: bool) -> tuple[fx.Graph, dict[str, torch.Tensor]] | None:
