@@ -7,9 +7,8 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exporter.core import source_lines
 from exporter.core.profile_records import Origin, Step, Steps
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 OPTIMIZED = "optimized.onnx"
 COPIES = ("Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost", "Cast", "Identity")
-HOST = "onnxruntime times the launches of kernels on the host, not the kernels on the GPU"
 _SUFFIX = "_kernel_time"
 _FX_NODE = re.compile(r"^%?(\w+)")
 
@@ -29,12 +27,13 @@ def record(path: Path, make: Callable[[Path, Path], tuple[Any, Run]], device: st
     """Return the typical call of `runs` calls.
 
     `make` gets the path of the model and a folder, and returns a session that writes its profile and optimized model
-    there, with the function that calls it.
+    there, with the function that calls it. onnxruntime times only the launches of kernels; on a GPU, a node gets the
+    kernels that torch.profiler saw it launch.
     """
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         session, run = make(path, Path(folder))
-        for _ in range(runs + 1):
-            run(inputs)
+        launches = _launches(run, inputs, device, runs + 1)
+        begun = session.get_profiling_start_time_ns()
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         where = _origins(path, Path(folder, OPTIMIZED))
     calls = [one for one in events if one.get("name") == "model_run"][-runs:]
@@ -44,10 +43,68 @@ def record(path: Path, make: Callable[[Path, Path], tuple[Any, Run]], device: st
         end = call["ts"] + call["dur"]
         inside = [one for one in kernels if call["ts"] <= one["ts"] < end]
         inside.sort(key=lambda one: (one["ts"], -one["dur"]))
-        taken = zip(inside, _own(inside), strict=True)
-        found.append(Steps(tuple(_step(one, own, call["ts"], where, device) for one, own in taken), call["dur"]))
-    notes = (HOST,) if device != "cpu" else ()
-    return replace(steps.typical(found), notes=notes)
+        kernels_us = _kernels(inside, launches, begun) if device != "cpu" else [None] * len(inside)
+        taken = zip(inside, _own(inside), kernels_us, strict=True)
+        found.append(
+            Steps(tuple(_step(one, own, us, call["ts"], where, device) for one, own, us in taken), call["dur"])
+        )
+    return steps.typical(found)
+
+
+class Launch(NamedTuple):
+    """The launch of a kernel or a copy, in nanoseconds since 1970, and its time on the GPU in microseconds."""
+
+    at_ns: int
+    device_us: float
+
+
+def _launches(run: Run, inputs: Tensors, device: str, runs: int) -> list[Launch]:
+    """Call a session, and return what it launches on the GPU; nothing on a CPU."""
+    if device == "cpu":
+        for _ in range(runs):
+            run(inputs)
+        return []
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(runs):
+            run(inputs)
+            torch.cuda.synchronize(device)
+    with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
+        place = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(place))
+        return launches_in(json.loads(place.read_text(encoding="utf-8")))
+
+
+def launches_in(trace: Mapping[str, Any]) -> list[Launch]:
+    """Return the launches of a trace of torch.profiler, in their order."""
+    begun, called, took = int(trace["baseTimeNanoseconds"]), dict[int, int](), dict[int, float]()
+    for one in trace["traceEvents"]:
+        number = one.get("args", {}).get("correlation")
+        if one.get("cat") in ("cuda_runtime", "cuda_driver"):
+            called[number] = begun + round(one["ts"] * 1000)
+        elif one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            took[number] = took.get(number, 0.0) + one["dur"]
+    return sorted(Launch(at, took[number]) for number, at in called.items() if number in took)
+
+
+def _kernels(ordered: Sequence[Mapping[str, Any]], launches: Sequence[Launch], begun_ns: int) -> list[float | None]:
+    """Return the time of the kernels of each node on the GPU; None for a node of the CPU that launches none.
+
+    A launch belongs to the innermost node that runs at that time. Both clocks count from 1970.
+    """
+    spans = [(begun_ns + one["ts"] * 1000, begun_ns + (one["ts"] + one["dur"]) * 1000) for one in ordered]
+    found: list[float | None] = [None if _on_cpu(one) else 0.0 for one in ordered]
+    for launch in launches:
+        inside = [index for index, (begin, end) in enumerate(spans) if begin <= launch.at_ns < end]
+        if inside:  # the nodes are in the order in which they begin
+            found[inside[-1]] = (found[inside[-1]] or 0.0) + launch.device_us
+    return found
+
+
+def _on_cpu(event: Mapping[str, Any]) -> bool:
+    return bool(event["args"].get("provider", "").startswith("CPU"))
 
 
 def _own(ordered: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -65,17 +122,23 @@ def _own(ordered: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _step(
-    event: Mapping[str, Any], took: float, begun: float, where: Mapping[str, tuple[Origin, ...]], device: str
+    event: Mapping[str, Any],
+    took: float,
+    kernels_us: float | None,
+    begun: float,
+    where: Mapping[str, tuple[Origin, ...]],
+    device: str,
 ) -> Step:
     operator = event["args"].get("op_name", "")
-    fallback = device != "cpu" and event["args"].get("provider", "").startswith("CPU")
+    spent = took if kernels_us is None else kernels_us
     return Step(
         operator,
         float(event["ts"] - begun),
         took,
-        copy_us=took if operator in COPIES else 0.0,
+        copy_us=spent if operator in COPIES else 0.0,
+        device_us=kernels_us,
         origins=where.get(event["name"].removesuffix(_SUFFIX), ()),
-        fallback=fallback,
+        fallback=device != "cpu" and _on_cpu(event),
     )
 
 

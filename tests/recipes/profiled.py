@@ -25,9 +25,9 @@ class Layer(nn.Module):
 class Net(nn.Module):
     """Three layers, of which the second is larger."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(4096 if index == 1 else 128) for index in range(3))
+        self.layers = nn.ModuleList(Layer(hidden if index == 1 else 128) for index in range(3))
         self.layers[1].back = nn.Linear(128, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -40,13 +40,16 @@ class Net(nn.Module):
 class Recipe:
     """Seeded random weights."""
 
+    def __init__(self, hidden: int) -> None:
+        self.hidden = hidden
+
     def load(self, weights: str) -> nn.Module:
         """Return the model."""
-        return Net()
+        return Net(self.hidden)
 
     def inputs(self, batch: int = 64) -> dict[str, torch.Tensor]:
         """Return x, of shape (batch, 256)."""
         return {"x": torch.randn(batch, 256)}
 
 
-recipe = Recipe()
+recipe, wide = Recipe(4096), Recipe(1 << 17)  # the second one for a GPU

@@ -152,6 +152,30 @@ def test_nodes_inside_a_branch_are_not_counted_twice() -> None:
     assert _steps_onnx._own(events) == [50.0, 30.0, 20.0, 5.0]
 
 
+def test_nodes_get_the_kernels_that_they_launch() -> None:
+    trace = {
+        "baseTimeNanoseconds": 1_000_000,
+        "traceEvents": [
+            {"cat": "cuda_runtime", "ts": 12.0, "args": {"correlation": 1}},
+            {"cat": "kernel", "ts": 40.0, "dur": 7.0, "args": {"correlation": 1}},
+            {"cat": "cuda_driver", "ts": 60.0, "args": {"correlation": 2}},
+            {"cat": "gpu_memcpy", "ts": 90.0, "dur": 3.0, "args": {"correlation": 2}},
+            {"cat": "cuda_runtime", "ts": 61.0, "args": {"correlation": 3}},  # launches nothing
+            {"cat": "cuda_runtime", "ts": 400.0, "args": {"correlation": 4}},  # outside of the nodes
+            {"cat": "kernel", "ts": 401.0, "dur": 9.0, "args": {"correlation": 4}},
+            {"ph": "M", "name": "process_name"},
+        ],
+    }
+    launches = _steps_onnx.launches_in(trace)
+    assert launches == [(1_012_000, 7.0), (1_060_000, 3.0), (1_400_000, 9.0)]
+    nodes = [
+        {"ts": 10, "dur": 100, "args": {"provider": "CUDAExecutionProvider"}},  # around the next
+        {"ts": 11, "dur": 5, "args": {"provider": "CUDAExecutionProvider"}},
+        {"ts": 30, "dur": 5, "args": {"provider": "CPUExecutionProvider"}},
+    ]
+    assert _steps_onnx._kernels(nodes, launches, 1_000_000) == [3.0, 7.0, None]
+
+
 def test_an_interrupted_step_does_not_count_and_the_steps_keep_their_part_of_the_call() -> None:
     calls = [Steps((Step("a", 0, 10), Step("b", 10, 30)), 50.0) for _ in range(8)]
     calls[3] = Steps((Step("a", 0, 10), Step("b", 10, 900)), 950.0)
