@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,20 +146,46 @@ def _origins(path: Path, optimized: Path) -> dict[str, tuple[Origin, ...]]:
     """Return the origins of the nodes that onnxruntime runs, by their names.
 
     Its optimizations fuse nodes, but keep the names of the values between them: a fused node computes all that lies
-    between its inputs and its outputs in the model.
+    between its inputs and its outputs in the model. Where several nodes take the place of some, as a product between
+    two changes of shape, the values between the new nodes are unknown, and each computes what they do together.
     """
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
     producer = {value: node for node in _all(model.graph) for value in node.output if value}
     ran = onnx.load(str(optimized), load_external_data=False) if optimized.exists() else model
+    maker = {value: node for node in _all(ran.graph) for value in node.output if value}
+    users: dict[str, list[Any]] = {}
+    for node in _all(ran.graph):
+        for value in node.input:
+            users.setdefault(value, []).append(node)
     taken: set[int] = set()
     found = {}
     for node in _all(ran.graph):
-        behind = _between(producer, node.output, set(node.input))
+        outputs = _nearest(
+            node.output, producer, lambda value: [o for user in users.get(value, ()) for o in user.output]
+        )
+        inputs = _nearest(node.input, producer, lambda value: maker[value].input if value in maker else ())
+        behind = _between(producer, outputs, inputs)
         own = [one for one in behind if id(one) not in taken] or behind
         taken |= {id(one) for one in own}
         found[node.name] = tuple(dict.fromkeys(filter(None, map(_origin, own))))
+    return found
+
+
+def _nearest(values: Iterable[str], known: Container[str], next_to: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return these values, and instead of those that are not known, the nearest ones that are or that end the way."""
+    found: set[str] = set()
+    seen, left = set[str](), [value for value in values if value]
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        further = [] if value in known else [one for one in next_to(value) if one]
+        left += further
+        if not further:
+            found.add(value)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from support.commands import Cli, Run, request_for
@@ -150,6 +151,41 @@ def test_a_session_that_fails_is_a_row_with_its_reason(run: Run, monkeypatch: py
 def test_nodes_inside_a_branch_are_not_counted_twice() -> None:
     events = [{"ts": 0, "dur": 100}, {"ts": 10, "dur": 30}, {"ts": 50, "dur": 20}, {"ts": 200, "dur": 5}]
     assert _steps_onnx._own(events) == [50.0, 30.0, 20.0, 5.0]
+
+
+def test_nodes_in_the_place_of_others_compute_what_these_do(tmp_path: Path) -> None:
+    """onnxruntime makes a matrix product and an addition of three dimensions one of two, between changes of shape."""
+
+    def save(name: str, *nodes: tuple[str, str, list[str], str]) -> Path:
+        made = [onnx.helper.make_node(kind, inputs, [output], name=own) for kind, own, inputs, output in nodes]
+        for node in made:
+            node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=f'File "net.py", line 3, in {node.name}')
+            node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"%{node.name} : call_function")
+        graph = onnx.helper.make_graph(made, "net", [], [])
+        onnx.save(onnx.helper.make_model(graph), tmp_path / name)
+        return tmp_path / name
+
+    model = save(
+        "model.onnx",
+        ("Relu", "before", ["x"], "a"),
+        ("MatMul", "product", ["a", "w"], "b"),
+        ("Add", "sum", ["b", "bias"], "c"),
+        ("Relu", "after", ["c"], "d"),
+    )
+    ran = save(
+        "ran.onnx",
+        ("Relu", "before", ["x"], "a"),
+        ("Reshape", "flat", ["a", "shape"], "new"),
+        ("Gemm", "gemm", ["new", "w", "bias"], "newer"),
+        ("Reshape", "back", ["newer", "other"], "c"),
+        ("Relu", "after", ["c"], "d"),
+    )
+    found = {name: {one.node for one in own} for name, own in _steps_onnx._origins(model, ran).items()}
+    assert found == {
+        "before": {"before"},
+        **{name: {"product", "sum"} for name in ("flat", "gemm", "back")},
+        "after": {"after"},
+    }
 
 
 def test_nodes_get_the_kernels_that_they_launch() -> None:
