@@ -142,30 +142,6 @@ def unfolded(prefix: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading_before_writing() -> Iterator[None]:
-    """Make inductor compute what reads a buffer before a convolution adds its result to it.
-
-    Its in-place `y += conv(x)` is in the list of operations before the values that have yet to be computed from the old
-    y, so these are computed from the new one (docs/upstream.md). Its other operations in place do this already.
-    """
-    from torch._inductor import mkldnn_ir
-    from torch._inductor.virtualized import V
-
-    patched: Any = mkldnn_ir.ConvolutionBinaryInplace
-    make = patched.__init__
-
-    def make_after_reads(self: Any, kernel_layout: Any, inputs: Any, constant_args: Any = ()) -> None:
-        V.graph.mark_buffer_mutated(inputs[1].get_name())
-        make(self, kernel_layout, inputs, constant_args)
-
-    patched.__init__ = make_after_reads
-    try:
-        yield
-    finally:
-        patched.__init__ = make
-
-
-@contextlib.contextmanager
 def falling_back(names: Sequence[str]) -> Iterator[None]:
     """Make inductor call torch's own kernels for these operators, such as aten.silu, instead of generating code.
 

@@ -30,6 +30,7 @@ from exporter.targets import (
     Options,
     Part,
     TritonBackend,
+    _convolutions,
     _inductor,
     _int8,
     _objects,
@@ -91,7 +92,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
-    patches = (recurrent.looped(), _objects.reused(), _inductor.reading_before_writing())
+    patches = (recurrent.looped(), _objects.reused(), _convolutions.reading_before_writing(), _convolutions.packing())
     with contextlib.ExitStack() as changed:
         for patch in (*patches, _inductor.falling_back(options.fallback)):
             changed.enter_context(patch)

@@ -40,7 +40,7 @@ from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.runs import pipeline, session_checks
-from exporter.targets import _inductor
+from exporter.targets import _convolutions
 from exporter.workers.children import Zygote
 
 OPTIONS = targets.Options(threads=1)
@@ -312,7 +312,7 @@ warnings.simplefilter("ignore")
 model, example = public_record.sums.load("random").eval(), public_record.sums.inputs(2)["x"]
 with torch.no_grad():
     program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=512)},))
-torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+torch._convolutions.aoti_compile_and_package(program, package_path=sys.argv[2])
 """
 RUN = """
 import json, sys, torch
@@ -409,7 +409,7 @@ def test_a_convolution_that_adds_in_place(tmp_path: Path, monkeypatch: pytest.Mo
     """Without the workaround, AOTInductor returns wrong values; if it no longer does, the workaround can go."""
     usual, right = outputs_of_page(tmp_path, monkeypatch)
     assert usual > 0.1
-    with _inductor.reading_before_writing():
+    with _convolutions.reading_before_writing():
         found = outputs_of_page(tmp_path, monkeypatch)
     assert max(*found, right) < 1e-5
 

@@ -1,0 +1,88 @@
+"""Convolutions of frozen packages on a CPU: weights are packed for dynamic sizes, and additions in place are right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+@contextlib.contextmanager
+def reading_before_writing() -> Iterator[None]:
+    """Make inductor compute what reads a buffer before a convolution adds its result to it.
+
+    Its in-place `y += conv(x)` is in the list of operations before the values that have yet to be computed from the old
+    y, so these are computed from the new one (docs/upstream.md). Its other operations in place do this already.
+    """
+    from torch._inductor import mkldnn_ir
+    from torch._inductor.virtualized import V
+
+    patched: Any = mkldnn_ir.ConvolutionBinaryInplace
+    make = patched.__init__
+
+    def make_after_reads(self: Any, kernel_layout: Any, inputs: Any, constant_args: Any = ()) -> None:
+        V.graph.mark_buffer_mutated(inputs[1].get_name())
+        make(self, kernel_layout, inputs, constant_args)
+
+    patched.__init__ = make_after_reads
+    try:
+        yield
+    finally:
+        patched.__init__ = make
+
+
+@contextlib.contextmanager
+def packing() -> Iterator[None]:
+    """Pack the weights of convolutions with dynamic sizes when a package is compiled, for the sizes of the example.
+
+    Inductor does that only for fixed sizes. oneDNN then converts every weight in every call: in ResNet-18 with batch 1,
+    a quarter of the time. If oneDNN wants another layout for other sizes, it converts the packed weight.
+
+    With a packed weight the result has the channels last, but where an input of dynamic size has only one channel or
+    one pixel, inductor expects it to be contiguous. It does so too if it has one pixel and the weight is not packed,
+    which is wrong (docs/upstream.md).
+    """
+    from torch._inductor import freezing, mkldnn_ir
+
+    settings: Any = freezing
+    lowering: Any = mkldnn_ir
+    passes, is_contiguous = settings.freezing_passes, lowering.is_contiguous_storage_and_layout
+
+    def then_pack(gm: fx.GraphModule, inputs: Any) -> None:
+        passes(gm, inputs)
+        pack(gm)
+
+    settings.freezing_passes, lowering.is_contiguous_storage_and_layout = then_pack, lambda x: False
+    try:
+        yield
+    finally:
+        settings.freezing_passes, lowering.is_contiguous_storage_and_layout = passes, is_contiguous
+
+
+def pack(gm: fx.GraphModule) -> int:
+    """Add the packing of weights to a graph; inductor's constant folding then computes it. Return their number."""
+    import torch
+
+    mkldnn: Any = torch.ops.mkldnn
+    done: dict[Any, fx.Node] = {}
+    for node in gm.graph.nodes:
+        if node.target is not mkldnn._convolution_pointwise.default or node.args[1].op != "get_attr":
+            continue
+        x, weight, settings = node.args[0], node.args[1], node.args[3:7]  # padding, stride, dilation, groups
+        key = (weight.target, str(settings))
+        if key not in done:
+            sizes = [_hint(size) for size in x.meta["val"].shape]
+            with gm.graph.inserting_before(node):
+                done[key] = gm.graph.call_function(mkldnn._reorder_convolution_weight, (weight, *settings, sizes))
+        node.update_arg(1, done[key])
+    gm.recompile()
+    return len(done)
+
+
+def _hint(size: Any) -> int:
+    """Return a size of the example; that of a typical image if it depends on data."""
+    hint = size if isinstance(size, int) else size.node.hint
+    return 32 if hint is None else int(hint)

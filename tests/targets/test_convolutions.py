@@ -1,0 +1,51 @@
+"""Convolutions of packages with dynamic sizes: their weights are packed, and their results are right at other sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.targets import _convolutions
+
+
+class Net(nn.Module):
+    """Has convolutions of one channel, of one pixel, in groups, applied twice, and with additions in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=4)
+        self.deep = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8)
+        self.twice = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.squeeze, self.grow = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 3, padding=2)
+        self.back = nn.ConvTranspose2d(8, 2, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x).relu()
+        y = y + self.grouped(y * 2)
+        y = self.deep(y)
+        y = y + self.twice(self.twice(y.relu()).relu())
+        scale = self.grow(self.squeeze(y.mean((2, 3), keepdim=True)).relu())
+        return self.back(y * scale.mean((2, 3), keepdim=True)), scale
+
+
+def test_packed_weights_of_dynamic_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    pack = _convolutions.pack
+    monkeypatch.setattr(_convolutions, "pack", lambda gm: found.append(pack(gm)))
+    net = Net().eval()
+    sizes = {0: torch.export.Dim("batch", max=16), 2: 2 * torch.export.Dim("height", min=2, max=32)}
+    with torch.no_grad(), _convolutions.reading_before_writing(), _convolutions.packing():
+        program = torch.export.export(net, (torch.randn(2, 1, 16, 12),), dynamic_shapes=(sizes,))
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "net.pt2"), inductor_configs={"freezing": True}
+        )
+        package = torch._inductor.aoti_load_package(path)
+        assert found == [6], "all but the transposed one"
+        for batch, height in ((2, 16), (1, 4), (7, 26), (16, 64)):
+            x = torch.randn(batch, 1, height, 12)
+            torch.testing.assert_close(tuple(package(x)), net(x), rtol=1e-4, atol=1e-5)
