@@ -549,7 +549,10 @@ def test_onnx_does_not_fall_back_silently(tmp_path: Path, program: Program) -> N
 def test_a_package_is_frozen_only_if_that_is_correct(
     program: Program, convolves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights are packed for their kernels only with gradients off, whatever the settings are."""
+    """Weights are packed for their kernels only with gradients off, whatever the settings are.
+
+    A frozen package with convolutions and dynamic sizes is compared with the program; here it cannot even be loaded.
+    """
     import torch._inductor
 
     seen: list[tuple[bool, bool]] = []
@@ -560,29 +563,34 @@ def test_a_package_is_frozen_only_if_that_is_correct(
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
     monkeypatch.setattr(targets.get("compile"), "_convolves", lambda graph: convolves)
-    targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
-    assert seen == [(convolves, not convolves)]
+    made = targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
+    assert seen == [(False, True), *([(True, False)] if convolves else ())]
+    assert ("weights not frozen, because the frozen package is wrong or fails" in made.notes) == convolves
+    targets.get("compile").export(program, tmp_path / "compile.pt2", Options(inductor=("freezing=True",)))
+    assert seen[-1] == (False, True), "what the user asks for is not changed"
 
 
 @pytest.mark.parametrize(
-    ("layer", "dynamic", "precision", "expected"),
+    ("layer", "dynamic", "device", "precision", "frozen"),
     [
-        (torch.nn.Linear(4, 4), True, "fp32", (True, True)),
-        (torch.nn.Conv1d(3, 3, 1), False, "fp32", (True, True)),
-        (torch.nn.Conv1d(3, 3, 1), True, "fp32", (False, True)),
-        (torch.nn.Conv1d(3, 3, 1), True, "bf16", (True, False)),
-        (torch.nn.Conv1d(3, 3, 1), True, "int8", (True, True)),
+        (torch.nn.Linear(4, 4), True, "cuda", "fp32", True),
+        (torch.nn.Conv1d(3, 3, 1), False, "cuda", "fp32", True),
+        (torch.nn.Conv1d(3, 3, 1), True, "cuda", "fp32", False),
+        (torch.nn.Conv1d(3, 3, 1), True, "cpu", "fp32", True),
+        (torch.nn.Conv1d(3, 3, 1), True, "cpu", "bf16", True),
+        (torch.nn.Conv1d(3, 3, 1), True, "cpu", "int8", True),
     ],
 )
-def test_convolutions_with_dynamic_sizes_have_no_packed_weights(
-    layer: torch.nn.Module, dynamic: bool, precision: str, expected: tuple[bool, bool]
+def test_convolutions_with_dynamic_sizes_are_not_frozen_on_a_gpu(
+    layer: torch.nn.Module, dynamic: bool, device: str, precision: str, frozen: bool
 ) -> None:
     from exporter.targets import compile as target
 
     shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
     graph = torch.export.export(layer.eval(), (torch.randn(2, 3, 4),), dynamic_shapes=shapes)
-    settings = target._settings(graph, Options(precision=precision))
-    assert (settings["freezing"], settings.get("cpp.weight_prepack", True)) == expected
+    settings = target._settings(graph, Options(precision=precision, device=device))
+    assert settings["freezing"] == frozen
+    assert settings.get("cpp.weight_prepack", True)
 
 
 def test_names_and_variants_are_parsed() -> None:
