@@ -26,6 +26,7 @@ BOM = "bom.cdx.json"
 PROVENANCE = "provenance.json"
 SIGNATURE, SIGSTORE = "provenance.dsse.json", "provenance.sigstore.json"
 UNLISTED = (checksums.NAME, SIGNATURE, SIGSTORE, SIGNATURE + NEW, SIGSTORE + NEW)  # not listed in SHA256SUMS
+LONGEST = 120  # characters of a variant's name in the names of its files
 CACHE = ".cache.zip"  # suffix of the cache of a just-in-time variant
 OURS = {MANIFEST, SAMPLES, GOLDEN, PICKLED_GOLDEN, LOGS, REJECTED, BOM, PROVENANCE, *UNLISTED}
 ALTERED = "the bundle is incomplete or was altered: download it again, or export again"
@@ -111,8 +112,9 @@ def _held(path: Path, found: str | None) -> tuple[int, str]:
 
 
 def stem(variant: str) -> str:
-    """Return the prefix of a variant's file names: its name without colons."""
-    return variant.replace(":", "-")
+    """Return the prefix of a variant's file names: its name without colons. Long names are hashed."""
+    name = variant.replace(":", "-")
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def remove(folder: Path) -> None:

@@ -15,7 +15,7 @@ from exporter.core.errors import UsageError
 MIXED = ("int8", "bf16", "fp16")  # precisions in which layers can stay in float32
 LONGEST = 80  # characters for the layers in a file's name
 _MARK = "+fp32:"
-_LAYERS = re.compile(r"[\w.-]+(\+[\w.-]+)*")  # so that the layers can stand in a file's name
+_LAYERS = re.compile(r"[\w.-]+(\+[\w.-]+)*", re.ASCII)  # so that the layers can stand in a file's name
 
 
 def base(precision: str) -> str:
@@ -43,7 +43,9 @@ def require(precision: str) -> None:
     if not plus:
         return
     if name not in MIXED:
-        raise UsageError(f"{name} has no layers to keep in float32", f"choose {', '.join(MIXED)}, or remove {plus}…")
+        raise UsageError(
+            f"{name} has no layers to keep in float32", f"choose {', '.join(MIXED)}, or write {name} alone"
+        )
     _, mark, layers = precision.partition(_MARK)
     if not mark or not _LAYERS.fullmatch(layers):
         cause = f"{precision!r} does not name layers to keep in float32"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from exporter.core import precisions
 from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
 from exporter.core.records import EAGER
 
@@ -339,7 +340,7 @@ def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled, expo
     limit = f"{_at_most(first.compute)} of the FLOP rate" if bound else f"{_at_most(first.bandwidth)} of the bandwidth"
     if not exported:
         return f"{where} at {limit}: a lower precision, as with torch.autocast"
-    precision = best.name.partition("@")[2]
+    precision = precisions.base(best.name.partition("@")[2])
     lower = [] if precision == "int8" else ["int8"] if precision in BYTES else ["bf16", "int8"]
     options = " or ".join(f"--precision {one}" for one in lower)
     return f"{where} at {limit}: {f'a lower precision, {options}' if options else 'only a smaller model takes less'}"

@@ -12,7 +12,7 @@ from rich import box, markup
 from rich.console import Console
 from rich.table import Table
 
-from exporter.core import source_lines
+from exporter.core import precisions, source_lines
 from exporter.core.records import Manifest
 from exporter.report import rows, summary
 
@@ -47,7 +47,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
         found = [("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", rows.rejected(variant))]
         if variant.rejected:
-            fix = " --fix" if variant.name.partition("@")[2] in ("int8", "bf16", "fp16") else ""
+            fix = " --fix" if precisions.base(variant.name.partition("@")[2]) in precisions.MIXED else ""
             found.append(("find the operator", f"exporter bisect BUNDLE {variant.name}{fix}"))
         for label, text in found:
             if text:

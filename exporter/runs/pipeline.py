@@ -366,5 +366,5 @@ class _Run:
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
     reason, remedy, cause = causes.describe(error, record.target, session_checks.crashed(error))
-    remedy = remedy or (causes.INT8 if record.quantized or record.name.endswith("@int8") else "")
+    remedy = remedy or (causes.INT8 if record.quantized or "@int8" in record.name else "")
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy, cause=cause)

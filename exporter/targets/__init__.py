@@ -253,18 +253,25 @@ def parse(text: str, usual: Sequence[str] = (FP32,)) -> list[Variant]:
             known = [f"{name}:{v}" if v else name for v in close or target.variants]
             hint = f"did you mean {' or '.join(known)}?" if close else f"it has {', '.join(known)}"
             raise UsageError(f"target {name} has no variant {setting!r}", hint)
-        if at and precisions.base(precision) not in target.precisions:
+        known_precisions = _precisions(Variant(name, setting))
+        if at and precisions.base(precision) not in known_precisions:
             unknown = precisions.base(precision)
-            raise UsageError(f"target {name} has no precision {unknown!r}", f"it has {', '.join(target.precisions)}")
+            raise UsageError(f"target {named} has no precision {unknown!r}", f"it has {', '.join(known_precisions)}")
         if at:
             precisions.require(precision)
-        chosen = [precision] if at else [p for p in usual if precisions.base(p) in target.precisions]
+        chosen = [precision] if at else [p for p in usual if precisions.base(p) in known_precisions]
         found |= dict.fromkeys(Variant(name, setting, p) for p in chosen)
     if not found and (missing := left_out(text, usual)):
         raise UsageError("; ".join(missing), "give another --precision, or other targets")
     if not found:
         raise UsageError("no target was given", f"choose from {', '.join(names())}")
     return list(found)
+
+
+def _precisions(variant: Variant) -> tuple[str, ...]:
+    """Return the precisions of a target, or of its variants that are compiled just in time."""
+    live = facts(variant.target).live_precisions if is_live(variant) else None
+    return get(variant.target).precisions if live is None else live
 
 
 def _has(known: Sequence[str], setting: str) -> bool:
@@ -278,9 +285,11 @@ def left_out(text: str, asked_for: Sequence[str]) -> tuple[str, ...]:
     asked = {re.split("[:@]", item.strip())[0] for item in text.split(",")}
     found = [str(error) for error in _plugins.clashes(asked & _ours())]
     unnamed = (item.strip() for item in text.split(",") if item.strip() and "@" not in item)
-    for name in dict.fromkeys(item.partition(":")[0] for item in unnamed):
-        if missing := [p for p in asked_for if precisions.base(p) not in get(name).precisions]:
-            found.append(f"{name} does not support {' or '.join(missing)}; it has {', '.join(get(name).precisions)}")
+    for item in dict.fromkeys(unnamed):
+        name, _, setting = item.partition(":")
+        known = _precisions(Variant(name, setting))
+        if missing := [p for p in asked_for if precisions.base(p) not in known]:
+            found.append(f"{item} does not support {' or '.join(missing)}; it has {', '.join(known)}")
     return tuple(found)
 
 

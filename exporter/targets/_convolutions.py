@@ -41,9 +41,9 @@ def packing() -> Iterator[None]:
     Inductor does that only for fixed sizes. oneDNN then converts every weight in every call: in ResNet-18 with batch 1,
     a quarter of the time. If oneDNN wants another layout for other sizes, it converts the packed weight.
 
-    With a packed weight the result has the channels last, but where an input of dynamic size has only one channel or
-    one pixel, inductor expects it to be contiguous. It does so too if it has one pixel and the weight is not packed,
-    which is wrong (docs/upstream.md).
+    With a packed weight the result always has the channels last. Inductor expects a contiguous result of dynamic size
+    if the input has only one channel or one pixel, so that rule is switched off. Without packing it is wrong for one
+    pixel (docs/upstream.md).
     """
     from torch._inductor import freezing, mkldnn_ir
 

@@ -142,11 +142,11 @@ def unfolded(prefix: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def falling_back(names: Sequence[str]) -> Iterator[None]:
+def falling_back(names: Sequence[str], whole: bool = True) -> Iterator[None]:
     """Make inductor call torch's own kernels for these operators, such as aten.silu, instead of generating code.
 
-    Raises ExportError for an unknown operator, and at the end for one that inductor has not seen: the model lacks it,
-    or torch.export or a pattern of inductor has replaced it by others.
+    Raises ExportError for an unknown operator, and at the end, for a `whole` model, for one that inductor has not
+    lowered: the model lacks it, or torch.export or a pattern of inductor has replaced it by others.
     """
     if not names:
         yield
@@ -154,17 +154,18 @@ def falling_back(names: Sequence[str]) -> Iterator[None]:
     from torch._inductor import decomposition, lowering
 
     tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())  # the second is a cached copy
-    seen: set[str] = set()
+    seen: set[Any] = set()
+    asked = {name: _overloads(name) for name in names}
     with contextlib.ExitStack() as changed:
-        for name in names:
-            for overload in _overloads(name):
-                for table in tables:
-                    changed.enter_context(_without(table, overload))
-                changed.enter_context(_with(lowering.lowerings, overload, _fallback(overload, name, seen)))
+        for overload in {one for overloads in asked.values() for one in overloads}:
+            for table in tables:
+                changed.enter_context(_without(table, overload))
+            changed.enter_context(_with(lowering.lowerings, overload, _fallback(overload, seen)))
         yield
-    if unseen := [name for name in names if name not in seen]:
+    unseen = [name for name, overloads in asked.items() if seen.isdisjoint(overloads)]
+    if unseen and whole:
         raise ExportError(
-            f"--fallback {unseen[0]} has no effect: inductor never comes to this operator",
+            f"--fallback {unseen[0]} has no effect: inductor does not lower this operator",
             "name an operator of the exported program that inductor does not replace, as `exporter bisect` does",
         )
 
@@ -183,15 +184,15 @@ def _overloads(name: str) -> list[Any]:
         raise ExportError(f"there is no operator {name}", "give a name such as aten.silu or aten.add.Tensor") from None
 
 
-def _fallback(overload: Any, name: str, seen: set[str]) -> Any:
-    """Return a lowering to torch's kernel, which adds `name` to `seen`."""
+def _fallback(overload: Any, seen: set[Any]) -> Any:
+    """Return a lowering to torch's kernel, which adds the operator to `seen`."""
     from torch._inductor import lowering
 
     lower: Any = lowering.fallback_handler(overload, add_to_fallback_set=False)
 
     @functools.wraps(lower)
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        seen.add(name)
+        seen.add(overload)
         return lower(*args, **kwargs)
 
     return lowered

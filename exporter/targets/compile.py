@@ -53,6 +53,7 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs", "backend=cudagra
 live_variants = (*MODES, *BACKENDS, "backend=NAME")
 variants = ("", *live_variants)
 precisions = PRECISIONS
+live_precisions = tuple(name for name in PRECISIONS if name != "int8")  # nothing quantizes the module
 requires = ("torch",)
 native = True
 needs_program = True
@@ -94,7 +95,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     unfrozen: tuple[str, ...] = ()
     patches = (recurrent.looped(), _objects.reused(), _convolutions.reading_before_writing(), _convolutions.packing())
     with contextlib.ExitStack() as changed:
-        for patch in (*patches, _inductor.falling_back(options.fallback)):
+        for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
             changed.enter_context(patch)
         if program.entries:
             if program.keeps_state:
@@ -111,8 +112,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def _changed(options: Options) -> tuple[str, ...]:
-    fallbacks = (f"torch's kernel of {name}" for name in options.fallback)
-    return (*(f"inductor with {one}" for one in options.inductor), *fallbacks)
+    fallbacks = options.fallback if not options.variant else ()  # only packages have them
+    return (
+        *(f"inductor with {one}" for one in options.inductor),
+        *(f"torch's kernel of {name}" for name in fallbacks),
+    )
 
 
 def _quantized(program: Program, options: Options) -> tuple[str, ...]:
@@ -136,7 +140,7 @@ def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str
     if options.portable:
         # oneDNN's operators on packed weights reject half precision if the CPU lacks instructions for it.
         settings |= {"cpp.simdlen": 256, "cpp.march": machine_code.PORTABLE.level, "cpp.weight_prepack": not half}
-    if options.device != "cpu" and graph.range_constraints and _convolves(graph):
+    if options.device != "cpu" and not half and graph.range_constraints and _convolves(graph):
         settings["freezing"] = False  # convolutions in the channels-last layout can be wrong with dynamic sizes
     if _weights_alone(options):
         settings["freezing"] = False  # freezing would convert the weights back
@@ -180,7 +184,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
 
     if _weights_alone(options):
         outputs = tuple(spec.dtype for spec in program.function.outputs)
-        half = precision.cast(copy.deepcopy(program.module), "bf16", outputs)
+        half = precision.cast(copy.deepcopy(program.module), "bf16", outputs, options.keep_float)
         return program.capture(_int8.weights(half, options.keep_float))
     try:
         if options.keep_float:

@@ -576,12 +576,13 @@ def test_a_package_is_frozen_only_if_that_is_correct(
         (torch.nn.Linear(4, 4), True, "cuda", "fp32", True),
         (torch.nn.Conv1d(3, 3, 1), False, "cuda", "fp32", True),
         (torch.nn.Conv1d(3, 3, 1), True, "cuda", "fp32", False),
+        (torch.nn.Conv1d(3, 3, 1), True, "cuda", "bf16", True),
         (torch.nn.Conv1d(3, 3, 1), True, "cpu", "fp32", True),
         (torch.nn.Conv1d(3, 3, 1), True, "cpu", "bf16", True),
         (torch.nn.Conv1d(3, 3, 1), True, "cpu", "int8", True),
     ],
 )
-def test_convolutions_with_dynamic_sizes_are_not_frozen_on_a_gpu(
+def test_convolutions_with_dynamic_sizes_are_not_frozen_in_float32_on_a_gpu(
     layer: torch.nn.Module, dynamic: bool, device: str, precision: str, frozen: bool
 ) -> None:
     from exporter.targets import compile as target

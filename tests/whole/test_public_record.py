@@ -312,7 +312,7 @@ warnings.simplefilter("ignore")
 model, example = public_record.sums.load("random").eval(), public_record.sums.inputs(2)["x"]
 with torch.no_grad():
     program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=512)},))
-torch._convolutions.aoti_compile_and_package(program, package_path=sys.argv[2])
+torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
 """
 RUN = """
 import json, sys, torch
@@ -410,10 +410,11 @@ def differences_of_page(work: Path, monkeypatch: pytest.MonkeyPatch) -> list[lis
 def test_convolutions_that_inductor_gets_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the workarounds, AOTInductor returns wrong values; if it no longer does, they can go.
 
-    torch 2.11 does not overwrite the buffer of the first program.
+    Before torch 2.14 the buffer of the first program is not always overwritten.
     """
     (overwritten, last), (misread,) = differences_of_page(tmp_path, monkeypatch)
-    assert max(overwritten, misread) > 0.05
+    assert misread > 0.05
+    assert overwritten > 0.05 or torch.torch_version.TorchVersion(torch.__version__) < "2.14"
     assert last < 1e-5
     with _convolutions.reading_before_writing(), _convolutions.packing():
         assert max(max(found) for found in differences_of_page(tmp_path, monkeypatch)) < 1e-5

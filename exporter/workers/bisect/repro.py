@@ -14,6 +14,7 @@ from torch import fx
 
 from exporter.model.tensors import Tensors
 from exporter.targets import Options, _inductor, _ort_level
+from exporter.targets import compile as compile_target
 from exporter.workers.bisect import Bisection
 from exporter.workers.bisect.variants import Builder
 
@@ -131,13 +132,15 @@ def _clean(code: str) -> str:
 
 
 def _build(target: str, options: Options) -> str | None:
-    """Return the code that builds the variant with the same options; None for a target without such code."""
+    """Return the code that builds the variant with the same options; None if a few lines cannot do that."""
+    if options.fallback:
+        return None
     settings, setting = _inductor.parse(options.inductor) if options.inductor else {}, options.variant
     if not setting:
         build = BUILDS.get(target)
         level = _ort_level.NAMES[options.graph_optimization]
         return build and build.format(settings={"freezing": True} | settings, level=level)
-    if setting.startswith("backend="):
+    if setting not in compile_target.MODES:
         return LIVE.format(backend=setting.removeprefix("backend="), how="mode=None")
     if not settings:
         return LIVE.format(backend="inductor", how=f"mode={setting!r}")

@@ -12,6 +12,7 @@ import torch
 
 from exporter import targets
 from exporter.core import source_lines
+from exporter.core.precisions import base
 from exporter.core.profile_records import Peaks, Work
 from exporter.core.records import EAGER
 from exporter.evidence import golden as goldens
@@ -78,7 +79,8 @@ def peaks(device: str, precisions: tuple[str, ...]) -> Peaks:
     source = torch.ones(COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
     moved = 2 * COPIED_BYTES / _fastest(lambda: target.copy_(source), device)
-    dtypes = {"fp32": torch.float32} | {name: DTYPES[name] for name in precisions if name in DTYPES}
+    bases = map(base, precisions)
+    dtypes = {"fp32": torch.float32} | {name: DTYPES[name] for name in bases if name in DTYPES}
     return Peaks(moved, {name: _rate(dtype, device) for name, dtype in dtypes.items()})
 
 
