@@ -49,6 +49,7 @@ RULE = (
         "core/limits",
         "core/option",
         "core/parity_records",
+        "core/precisions",
         "core/records",
         "core/runners",
         "core/settings",
