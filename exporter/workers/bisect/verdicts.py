@@ -30,10 +30,10 @@ SIMILAR = 3.0  # two errors within this factor are taken to have the same cause
 
 
 def settings(target: str, options: targets.Options, blamed: Sequence[str] = ()) -> dict[str, targets.Options]:
-    """Return the options that --fix tries, by what to call them: a setting of inductor, an operator of
-    `blamed` that inductor leaves to torch, or a level of onnxruntime.
+    """Return the options that --fix tries, by what to call them.
 
-    Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
+    Each changes a setting of inductor, leaves an operator of `blamed` to torch, or lowers the level of onnxruntime's
+    graph optimizations. Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
     """
     if target == "onnx":
         levels = ("extended", "basic", "none") if options.graph_optimization == "all" else ()
