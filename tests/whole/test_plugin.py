@@ -32,8 +32,8 @@ Install = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def _site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for packages."""
-    return tmp_path_factory.mktemp("plugins") / "site"
+    """A folder for packages. It exists before the zygote starts: Python remembers that a folder was missing."""
+    return tmp_path_factory.mktemp("site")
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,12 @@ def zygote(_site: Path) -> Iterator[Zygote]:
 @pytest.fixture
 def site(_site: Path) -> Iterator[Path]:
     """The folder, empty."""
-    _site.mkdir()
     yield _site
-    shutil.rmtree(_site)
+    for entry in _site.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 @pytest.fixture
