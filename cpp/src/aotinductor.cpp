@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <semaphore>
+#include <sstream>
 #include <stdexcept>
 
 #include "device.h"
@@ -55,8 +56,8 @@ constexpr bool kLoadsFolders = true;
 class Loader {
  public:
   Loader(const std::filesystem::path& package, const std::string& model, at::Device device,
-         bool serial, int runners, bool huge_pages)
-      : weights_(kLoadsFolders ? Weights::map(package, model, huge_pages) : nullptr),
+         bool serial, int runners, bool huge_pages, Weights::Regions& regions)
+      : weights_(kLoadsFolders ? Weights::map(package, model, huge_pages, regions) : nullptr),
         files_(kLoadsFolders ? unpack(package) : nullptr),
         loader_(files_ ? files_->folder().string() : package.string(), model, serial,
                 static_cast<std::size_t>(runners), device.index()),
@@ -100,9 +101,11 @@ struct Loading {
   int runners;
   bool huge_pages;
 
-  std::unique_ptr<Loader> load(const std::string& model) const {
+  Weights::Regions regions = {};  // that its models share
+
+  std::unique_ptr<Loader> load(const std::string& model) {
     const std::lock_guard lock(loading());
-    return std::make_unique<Loader>(path, model, device, serial, runners, huge_pages);
+    return std::make_unique<Loader>(path, model, device, serial, runners, huge_pages, regions);
   }
 };
 
@@ -173,57 +176,87 @@ class AotInductorRunner final : public Runner {
   std::optional<CarriedState> state_;
 };
 
-/// A package with one model for each allowed size of a symbol. Inputs have passed the contract, so
-/// there is a model for every call.
+/// A package with several models, each for its own sizes. Calls at other sizes run the model for
+/// all sizes, if there is one. Otherwise, no call has other sizes: inputs have passed the contract.
 class EntriesRunner final : public Runner {
  public:
-  EntriesRunner(const Loading& package, const Contract& contract, std::size_t symbol) {
-    find_selector(contract, symbol);
-    for (const std::int64_t size : contract.symbols[symbol].choices) {
-      loaders_.emplace(size, package.load("entry_" + std::to_string(size)));
+  /// Each of the `entries` has the same symbols.
+  EntriesRunner(Loading package, const Contract& contract, const std::vector<Sizes>& entries,
+                bool general) {
+    for (const auto& [symbol, ignored] : entries.front()) find_place(contract, symbol);
+    if (general) general_ = package.load("model");  // first: the others may share its weights
+    for (const Sizes& entry : entries) {
+      std::vector<std::int64_t> sizes;
+      std::string name = "entry";
+      for (const auto& [ignored, size] : entry) {
+        sizes.push_back(size);
+        name += (std::ostringstream() << "_" << size).str();
+      }
+      loaders_.emplace(std::move(sizes), package.load(name));
     }
   }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
-    const auto size = inputs.at(input_).size(dimension_);
-    return loaders_.at(size)->run(std::move(inputs));
+    std::vector<std::int64_t> sizes;
+    for (const Place& place : places_) {
+      sizes.push_back(inputs.at(place.input).size(place.dimension));
+    }
+    const auto found = loaders_.find(sizes);
+    TORCH_CHECK(found != loaders_.end() || general_, "no model is for these sizes");
+    const auto& loader = found == loaders_.end() ? general_ : found->second;
+    return loader->run(std::move(inputs));
   }
 
  private:
-  void find_selector(const Contract& contract, std::size_t symbol) {
+  /// A dimension that selects the model.
+  struct Place {
+    std::size_t input;
+    std::int64_t dimension;
+  };
+
+  void find_place(const Contract& contract, const std::string& name) {
     for (std::size_t i = 0; i < contract.inputs.size(); ++i) {
       const auto& shape = contract.inputs[i].shape;
       const auto found = std::find_if(shape.begin(), shape.end(), [&](const Dimension& dimension) {
         const auto* follows = std::get_if<SymbolSize>(&dimension);
-        return follows != nullptr && follows->symbol == symbol;
+        return follows != nullptr && contract.symbols[follows->symbol].name == name;
       });
       if (found == shape.end()) continue;
-      input_ = i;
-      dimension_ = found - shape.begin();
+      places_.push_back({i, found - shape.begin()});
       return;
     }
-    throw Error(ErrorKind::artifact,
-                "no input has a dimension of exactly " + contract.symbols[symbol].name);
+    throw Error(ErrorKind::artifact, "no input has a dimension of exactly " + name);
   }
 
-  std::size_t input_ = 0;
-  std::int64_t dimension_ = 0;
-  std::map<std::int64_t, std::unique_ptr<Loader>> loaders_;
+  std::vector<Place> places_;
+  std::unique_ptr<Loader> general_;
+  std::map<std::vector<std::int64_t>, std::unique_ptr<Loader>> loaders_;
 };
+
+/// The sizes that an artifact without a model for all sizes has a model for.
+std::vector<Sizes> choices_of(const Contract& contract) {
+  std::vector<Sizes> entries;
+  for (const Symbol& symbol : contract.symbols) {
+    for (const std::int64_t size : symbol.choices) entries.push_back({{symbol.name, size}});
+    if (!entries.empty()) break;
+  }
+  return entries;
+}
 
 }  // namespace
 
 std::unique_ptr<Runner> load_aotinductor(const std::filesystem::path& path, at::Device device,
                                          const Contract& contract, bool serial, int runners,
                                          bool huge_pages) {
-  const Loading package{path, device, serial, runners, huge_pages};
-  for (std::size_t symbol = 0; symbol < contract.symbols.size(); ++symbol) {
-    if (contract.symbols[symbol].choices.empty()) continue;
-    TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep its state: each ",
-                "entry would have its own");
-    return std::make_unique<EntriesRunner>(package, contract, symbol);
+  Loading package{path, device, serial, runners, huge_pages};
+  const std::vector<Sizes> choices = choices_of(contract);
+  const std::vector<Sizes>& entries = choices.empty() ? contract.entries : choices;
+  if (entries.empty()) {
+    return std::make_unique<AotInductorRunner>(package.load("model"), device, contract);
   }
-  return std::make_unique<AotInductorRunner>(package.load("model"), device, contract);
+  TORCH_CHECK(!contract.keeps_state(), "a package with entries cannot keep its state: each entry ",
+              "would have its own");
+  return std::make_unique<EntriesRunner>(std::move(package), contract, entries, choices.empty());
 }
 
 }  // namespace exporter

@@ -121,6 +121,24 @@ std::optional<State> read_state(const json& root, const std::vector<Symbol>& sym
   return read_state(*node, read_specs(*node, "tensors", symbols));
 }
 
+std::vector<Sizes> read_entries(const json& root, const std::vector<Symbol>& symbols) {
+  std::vector<Sizes> entries;
+  for (const json& node : items(root, "entries")) {
+    Sizes sizes;
+    if (!node.is_object() || node.empty()) malformed("an entry has no sizes");
+    for (const auto& [name, value] : node.items()) {
+      const auto size = whole(value, name);
+      if (!symbols[index_of(name, symbols)].allows(size)) {
+        malformed("there is an entry for " + name + " = " + std::to_string(size) +
+                  ", which is not allowed");
+      }
+      sizes.emplace(name, size);
+    }
+    entries.push_back(std::move(sizes));
+  }
+  return entries;
+}
+
 std::optional<Build> read_build(const json& root) {
   const auto node = root.find("build");
   if (node == root.end() || node->is_null()) return std::nullopt;
@@ -151,7 +169,7 @@ Contract read_contract(std::string_view text) {
   }
   require_fields(root, "the contract",
                  {"schema", "model", "target", "device", "torch", "precision", "symbols", "inputs",
-                  "outputs", "ops", "build", "state", "constants"});
+                  "outputs", "ops", "build", "state", "constants", "entries"});
   require_constants(root);
   Contract contract;
   contract.model = root.at("model").get<std::string>();
@@ -165,6 +183,7 @@ Contract read_contract(std::string_view text) {
   contract.operators = texts(root, "ops");
   contract.build = read_build(root);
   contract.state = read_state(root, contract.symbols);
+  contract.entries = read_entries(root, contract.symbols);
   require_places(contract);
   if (contract.device != "cpu" && contract.device != "cuda") {
     malformed("device " + contract.device + " is neither cpu nor cuda");

@@ -189,24 +189,29 @@ bool is_mapped(const Member& member, const std::vector<Member>& members) {
 }
 
 std::unique_ptr<Weights> Weights::map(const fs::path& package, const std::string& model,
-                                      bool huge_pages) {
-  const std::string folder = "data/aotinductor/" + model + "/";
+                                      bool huge_pages, Regions& regions) {
   const auto members = read_directory(File(package));
-  const Member* index = find_member(members, folder, kIndex);
-  const Member* blob = find_member(members, folder, kBlob);
-  if (index == nullptr || blob == nullptr || !is_mapped(*blob, members)) return nullptr;
+  const auto member_of = [&](const std::string& of, std::string_view end) {
+    return find_member(members, "data/aotinductor/" + of + "/", end);
+  };
+  const Member* index = member_of(model, kIndex);
+  const Member* own = member_of(model, kBlob);
+  if (index == nullptr || (own != nullptr && !is_mapped(*own, members))) return nullptr;
   const auto reader = open_archive(package, ErrorKind::artifact);
   const auto text = read_text(*reader, index->name.substr(index->name.find('/') + 1));
   std::unique_ptr<Weights> weights(new Weights);
-  if (blob->size > 0) {
-    weights->region_ = std::make_unique<Region>(package, blob->offset, blob->size, huge_pages);
-  }
   const json described = json::parse(text);
   for (const json& node : described.at("constants")) {
     const Constant constant(node);
+    const Member* blob = member_of(node.value("in", model), kBlob);
+    if (blob == nullptr || !is_mapped(*blob, members)) broken(constant.name, "has no blob");
     constant.require_within(blob->size);
-    char* data = weights->region_ ? weights->region_->data() : nullptr;
-    weights->tensors_.emplace(constant.name, constant.at(data));
+    auto& region = regions[blob->name];
+    if (!region && blob->size > 0) {
+      region = std::make_shared<Region>(package, blob->offset, blob->size, huge_pages);
+    }
+    weights->regions_.push_back(region);
+    weights->tensors_.emplace(constant.name, constant.at(region ? region->data() : nullptr));
   }
   return weights;
 }

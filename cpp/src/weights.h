@@ -4,6 +4,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -22,11 +23,18 @@ namespace exporter {
 /// the process, copied page by page if calls write to them. Older packages contain their weights in
 /// the library.
 class Weights {
+  class Region;
+
  public:
-  /// Maps the weights, or copies them into huge pages. Returns nullptr if the library contains
-  /// them. Throws std::exception if the index of the weights is broken.
+  /// The bytes of a package's blobs, by the names of their members. Models that share weights use
+  /// the same ones.
+  using Regions = std::map<std::string, std::shared_ptr<const Region>>;
+
+  /// Maps the weights, or copies them into huge pages, unless they are among the `regions`, to
+  /// which new ones are added. Returns nullptr if the library contains them. Throws std::exception
+  /// if the index of the weights is broken.
   static std::unique_ptr<Weights> map(const std::filesystem::path& package,
-                                      const std::string& model, bool huge_pages);
+                                      const std::string& model, bool huge_pages, Regions& regions);
 
   /// The model must be destroyed before.
   ~Weights();
@@ -38,11 +46,9 @@ class Weights {
   void give_to(torch::inductor::AOTIModelContainerRunner& model);
 
  private:
-  class Region;
-
   Weights() = default;
 
-  std::unique_ptr<const Region> region_;
+  std::vector<std::shared_ptr<const Region>> regions_;
   std::unordered_map<std::string, at::Tensor> tensors_;
   std::vector<std::pair<at::Tensor, AtenTensorHandle>> given_;
 };

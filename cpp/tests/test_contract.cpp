@@ -247,6 +247,20 @@ TEST_CASE("allows only the sizes of entries") {
   CHECK_ERROR(contract, "batch is 9, the contract allows 1, 8 or 64", c.check(given));
 }
 
+TEST_CASE("reads entries") {
+  const auto with = [](const std::string& entries) {
+    return Contract::parse(replaced("\"schema\"", "\"entries\": " + entries + ", \"schema\""),
+                           "f.pt");
+  };
+  const std::vector<exporter::Sizes> expected = {{{"batch", 1}}, {{"batch", 8}}};
+  CHECK(with(R"([{"batch": 1}, {"batch": 8}])").entries == expected);
+  CHECK(with("[]").entries.empty());
+  CHECK_ERROR(artifact, "there is an entry for batch = 65, which is not allowed",
+              with(R"([{"batch": 65}])"));
+  CHECK_ERROR(artifact, "symbol depth has no range", with(R"([{"depth": 1}])"));
+  CHECK_ERROR(artifact, "an entry has no sizes", with("[{}]"));
+}
+
 TEST_CASE("allows only multiples of a step") {
   const auto of_step = [](const std::string& symbol) {
     return Contract::parse(

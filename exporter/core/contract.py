@@ -61,29 +61,33 @@ def specialized(contract: Contract) -> str:
 
 def entry(contract: Contract, size: int) -> Contract:
     """Return the contract of one entry, with the specialised symbol replaced by `size`."""
-    name = specialized(contract)
+    return settle(contract, {specialized(contract): size})
 
-    def settle(spec: TensorSpec) -> TensorSpec:
+
+def settle(contract: Contract, sizes: Sizes) -> Contract:
+    """Return the contract with these symbols replaced by their sizes."""
+
+    def settled(spec: TensorSpec) -> TensorSpec:
         expressions = [Expression.parse(dim) if isinstance(dim, str) else None for dim in spec.shape]
         return dataclasses.replace(
             spec,
             shape=tuple(
-                e.at(size) if e is not None and e.name == name else dim
+                e.at(sizes[e.name]) if e is not None and e.name in sizes else dim
                 for e, dim in zip(expressions, spec.shape, strict=True)
             ),
         )
 
     state = contract.state
     if state is not None:
-        shapes = (settle(tensor.spec).shape for tensor in state.tensors)
+        shapes = (settled(tensor.spec).shape for tensor in state.tensors)
         tensors = (dataclasses.replace(t, shape=shape) for t, shape in zip(state.tensors, shapes, strict=True))
         state = dataclasses.replace(state, tensors=tuple(tensors))
     return dataclasses.replace(
         contract,
-        inputs=tuple(map(settle, contract.inputs)),
-        outputs=tuple(map(settle, contract.outputs)),
+        inputs=tuple(map(settled, contract.inputs)),
+        outputs=tuple(map(settled, contract.outputs)),
         state=state,
-        symbols={n: bounds for n, bounds in contract.symbols.items() if n != name},
+        symbols={n: bounds for n, bounds in contract.symbols.items() if n not in sizes},
     )
 
 
@@ -117,7 +121,11 @@ def selector(contract: Contract) -> tuple[int, int]:
 
     Raises UsageError if no dimension is the specialised symbol itself.
     """
-    name = specialized(contract)
+    return place_of(contract, specialized(contract))
+
+
+def place_of(contract: Contract, name: str) -> tuple[int, int]:
+    """Return the first input, and its axis, that is a symbol itself. Raises UsageError if there is none."""
     for index, spec in enumerate(contract.inputs):
         if name in spec.shape:
             return index, spec.shape.index(name)

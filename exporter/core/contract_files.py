@@ -49,6 +49,9 @@ def _problem(contract: Contract) -> str:
         return f"device {contract.device!r} is not {' or '.join(DEVICES)}"
     if not precisions.is_valid(contract.precision):
         return f"there is no precision {contract.precision!r}"
+    for sizes in contract.entries:
+        if not sizes or any(n not in contract.symbols or not contract.symbols[n].allows(s) for n, s in sizes.items()):
+            return f"it has an entry for {sizes}, which are not sizes that it allows"
     state = tuple(tensor.spec for tensor in contract.state.tensors) if contract.state else ()
     for spec in (*contract.inputs, *contract.outputs, *state):
         if spec.dtype not in ITEM_BYTES:

@@ -8,6 +8,7 @@ from typing import Literal
 from exporter.core.expressions import Expression
 from exporter.core.json_schema import described
 from exporter.core.size_range import Range as Range
+from exporter.core.size_range import Sizes
 
 CONTRACT_SCHEMAS = (1, 2)  # supported when reading; the last one is written
 
@@ -113,7 +114,7 @@ class Contract:
 
     `ops` are the namespaces of custom operators that the artifact calls. `precision` is the precision of the
     computation; inputs and outputs keep the model's dtypes. `build` is set if the artifact contains machine code, and
-    `state` if the model keeps state.
+    `state` if the model keeps state. Each of the `entries` has sizes that the package holds a model of its own for.
     """
 
     model: str = described("The model's name.")
@@ -140,6 +141,9 @@ class Contract:
     )
     state: KeptState | None = described(
         "The state that a call leaves for the next; null if the model keeps none.", None
+    )
+    entries: tuple[Sizes, ...] = described(
+        "Sizes for which the package holds a separate model, beside the one for all sizes.", (), minimum=1
     )
     schema: int = described("Version of the contract's format.", CONTRACT_SCHEMAS[-1], enum=[1, 2])
 

@@ -129,6 +129,40 @@ def sweep_points(base: Sizes, symbols: Mapping[str, Range], sweep: Mapping[str, 
     return {describe({**base, **point}): point for point in (own, *points)} if sweep else {}
 
 
+def entry_sizes(given: Sequence[str]) -> tuple[Sizes, ...]:
+    """Return the sizes of each entry, for texts such as `batch=1,8`: every combination of several.
+
+    Raises UsageError for a malformed text, or a name or number that occurs twice.
+    """
+    asked: dict[str, list[int]] = {}
+    for text in given:
+        name, _, numbers = text.partition("=")
+        try:
+            sizes = [int(number) for number in numbers.split(",")]
+        except ValueError:
+            sizes = []
+        if not name or not sizes or min(sizes) < 1:
+            raise UsageError(f"--entries {text!r} does not name sizes", "give SIZE=N or SIZE=N,N, such as batch=1,8")
+        if name in asked or len(set(sizes)) < len(sizes):
+            raise UsageError(f"--entries names {name if name in asked else text} twice", "give each name and size once")
+        asked[name] = sizes
+    names = sorted(asked)
+    return tuple(dict(zip(names, s, strict=True)) for s in itertools.product(*(asked[n] for n in names)) if s)
+
+
+def check_entries(entries: Iterable[Sizes], symbols: Mapping[str, Range]) -> None:
+    """Raise UsageError for an entry with a size that is not dynamic, or outside its range."""
+    for name, size in (pair for sizes in entries for pair in sizes.items()):
+        if name not in symbols:
+            has = f"dynamic sizes: {', '.join(symbols)}" if symbols else "no size is dynamic: see --dynamic"
+            raise UsageError(f"--entries names {name}, which is not dynamic", has)
+        if not symbols[name].allows(size):
+            raise UsageError(
+                f"--entries asks for {name} = {size}, which is outside its range, {symbols[name]}",
+                f"choose another size, or a range that includes it: --size {name}=MIN..MAX",
+            )
+
+
 def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes] = ()) -> list[tuple[Sizes, int]]:
     """Return (sizes, seed) of the golden's cases, starting with the example at two seeds.
 

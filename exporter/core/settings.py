@@ -170,6 +170,13 @@ class BuildSettings(Settings):
         "generates, by its name, such as aten.silu. May be repeated. `exporter bisect --fix` finds one.",
         metavar="OPERATOR",
     )
+    entries: tuple[str, ...] = option(
+        (),
+        "Compile further models for these sizes alone into packages of the compile target, with the weights stored "
+        "once, for example batch=1,8. A call at these sizes runs the model for them, every other call the one for all "
+        "sizes. Given for several sizes, each combination has a model. May be repeated.",
+        metavar="SIZE=N,...",
+    )
     graph_optimization: str = option(
         "all",
         "Level of onnxruntime's graph optimizations with which exporter loads an ONNX model. The model's metadata "

@@ -277,7 +277,9 @@ class _Run:
                 record,
                 artifact=layout.record(path),
                 companions=tuple(layout.record(path.with_name(name)) for name in exported.companions),
-                contract=replace(promised, target=target, ops=exported.ops, build=exported.build),
+                contract=replace(
+                    promised, target=target, ops=exported.ops, build=exported.build, entries=exported.entries
+                ),
                 notes=tuple(dict.fromkeys((*said, *exported.notes))),
                 warnings=exported.warnings,
                 limits=(*exported.limits, *(prepared.limits if targets.get(target).needs_program else ())),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter import targets
-from exporter.core import machine_code
+from exporter.core import machine_code, probing
 from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import command_line, pick
@@ -76,6 +76,13 @@ class Request(RunSettings, SizeSettings):
             raise UsageError(
                 "--fallback applies only to packages of the compile target", "remove it, or add the target compile"
             )
+        entries = probing.entry_sizes(self.entries)
+        if entries and not any(map(_is_package, self.variants)):
+            raise UsageError(
+                "--entries applies only to packages of the compile target", "remove it, or add the target compile"
+            )
+        if entries and any(bounds.choices for bounds in self.ranges.values()):
+            raise UsageError("--entries and --specialize both give sizes a model of their own", "give one of them")
         if self.graph_optimization != "all" and not any(v.target == "onnx" for v in self.variants):
             raise UsageError(
                 "--graph-optimization applies only to the onnx target", "remove it, or add the target onnx"
@@ -137,7 +144,7 @@ def _not_of(variant: targets.Variant) -> Iterator[str]:
     if variant.target != "compile":
         yield "inductor"
     if not _is_package(variant):
-        yield "fallback"
+        yield from ("fallback", "entries")
     if variant.target != "onnx":
         yield "graph_optimization"
     if not targets.is_portable(variant):

@@ -25,6 +25,7 @@ from exporter.core.errors import MissingDependency, UsageError
 from exporter.core.parity_records import SizeLimit, Warned
 from exporter.core.profile_records import Steps
 from exporter.core.settings import BuildSettings, SessionSettings
+from exporter.core.size_range import Sizes
 from exporter.targets import _facts, _plugins
 from exporter.targets._facts import GB as GB
 from exporter.targets._facts import Facts as Facts
@@ -100,6 +101,7 @@ class Exported:
     companions: tuple[str, ...] = ()  # names of the artifact's companion files, in the same directory
     ops: tuple[str, ...] = ()  # namespaces of the custom operators that it calls, as in its contract
     build: Build | None = None  # how its machine code was built, as in its contract
+    entries: tuple[Sizes, ...] = ()  # sizes with a model of their own, as in its contract
     whole: bool = False  # whether it accepts every input that the model accepts, even if the exported program does not
     limits: tuple[SizeLimit, ...] = ()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 INDEX, BLOB = "_weights.json", "_weights.blob"
+PLACE = "in"  # in an index: the model in whose blob a constant is, if that is another one
 ALIGNMENT = 64  # of each weight, in bytes
 REMEDY = "take a good copy, or export it again"
 _HEADER = 30  # size of a member's own header, without names
@@ -54,17 +55,20 @@ class Blob:
 
 def find(package: Path, model: str) -> Blob | None:
     """Return the weights of a model; None if its library contains them. Raise ArtifactError for an altered index."""
+    here = f"/data/aotinductor/{model}/"
     with zipfile.ZipFile(package) as archive, package.open("rb") as file:
         names = archive.namelist()
-        here = f"/data/aotinductor/{model}/"
+        indexes = [name for name in names if here in name and name.endswith(INDEX)]
         blobs = [one for one in archive.infolist() if here in one.filename and is_mapped(one, names)]
-        if not blobs:
+        if not indexes:
             return None
-        (blob, *_) = blobs
         try:
-            index = tuple(json.loads(archive.read(blob.filename.removesuffix(BLOB) + INDEX))["constants"])
+            index = tuple(json.loads(archive.read(indexes[0]))["constants"])
         except zipfile.BadZipFile as error:
             raise ArtifactError(f"{package} was altered: {error}", REMEDY) from error
+        if not blobs:  # all are in another model's
+            return Blob(package, 0, 0, 0, index)
+        (blob, *_) = blobs
         file.seek(blob.header_offset)
         header = file.read(_HEADER)
         offset = blob.header_offset + _HEADER + sum(struct.unpack_from("<HH", header, 26))
@@ -74,18 +78,33 @@ def find(package: Path, model: str) -> Blob | None:
 class Weights:
     """Tensors at fixed addresses, which are filled while a model uses them and cost nothing otherwise."""
 
-    def __init__(self, blob: Blob) -> None:
-        """Reserve the addresses. Raise ArtifactError for an index that does not fit."""
+    def __init__(self, blob: Blob, shared: Weights | None = None) -> None:
+        """Reserve the addresses. `shared` has the constants that the index places in another model's blob.
+
+        Raise ArtifactError for an index that does not fit.
+        """
         self._length, start = blob.start + max(blob.size, 1), blob.start
         self._region = _map(None, self._length, _NONE, mmap.MAP_ANONYMOUS)
-        self._data = self._region + start
+        self._data, self._size = self._region + start, blob.size
         try:
-            self.tensors = {entry["name"]: _tensor(entry, self._data, blob.size) for entry in blob.index}
+            self.tensors = {
+                entry["name"]: (shared if shared and PLACE in entry else self)._tensor(entry) for entry in blob.index
+            }
         except (AttributeError, KeyError, TypeError, ValueError, ctypes.ArgumentError) as error:
             raise ArtifactError(f"{blob.package} is broken: {INDEX}: {error}", "export it again") from error
 
+    @property
+    def address(self) -> int:
+        """Where the tensors are."""
+        return self._data
+
+    def _tensor(self, entry: dict[str, Any]) -> torch.Tensor:
+        return _tensor(entry, self._data, self._size)
+
     def fill(self, blob: Blob) -> None:
         """Map the weights, which have the same size and start as the first. Raise ArtifactError for a wrong CRC-32."""
+        if not blob.size:
+            return
         data = (ctypes.c_char * blob.size).from_address(self._data)
         with blob.package.open("rb") as file:
             if not self._maps(file, blob):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,24 @@ _lock = threading.RLock()  # concurrent construction of loaders is a race (pytor
 _closed: dict[tuple[object, ...], list[tuple[Any, _mapping.Weights]]] = {}
 
 
+def open_models(path: Path, names: Sequence[str], device: str) -> dict[str, Package]:
+    """Load several models of a package. The others may use weights of the first. Raise errors like `Package`."""
+    found: dict[str, Package] = {}
+    for name in names:
+        found[name] = Package(path, name, device, found[names[0]] if found else None)
+    return found
+
+
 class Package:
     """A loaded model of a package."""
 
-    def __init__(self, path: Path, model: str, device: str) -> None:
-        """Load the model. Raise ArtifactError if the package was altered, RuntimeError if it does not run here."""
+    def __init__(self, path: Path, model: str, device: str, beside: Package | None = None) -> None:
+        """Load the model, which may use weights of the model `beside` it.
+
+        Raise ArtifactError if the package was altered, RuntimeError if it does not run here.
+        """
         self._weights: _mapping.Weights | None = None
+        self._beside = beside  # its weights are in use as long as this model is
         with _lock:
             if loads_folders():
                 self._load(path, model, device)
@@ -38,7 +50,8 @@ class Package:
 
     def _load(self, path: Path, model: str, device: str) -> None:
         blob = _mapping.find(path, model)
-        key = (_unpacking.content(path), model, device, blob and blob.start)
+        shared = self._beside._weights if self._beside else None
+        key = (_unpacking.content(path), model, device, blob and blob.start, shared and shared.address)
         if blob and (known := _closed.get(key)):
             self._loader, self._weights = known[-1]
             self._weights.fill(blob)
@@ -48,7 +61,7 @@ class Package:
             try:
                 self._loader = _make(unpacked.folder, model, device)
                 if blob:
-                    self._weights = _mapping.Weights(blob)
+                    self._weights = _mapping.Weights(blob, shared)
                     self._weights.fill(blob)
                     self._loader.update_constant_buffer(self._weights.tensors, False, True, True)
             except BaseException:

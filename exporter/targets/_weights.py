@@ -61,8 +61,13 @@ def _index(graph: Any) -> list[dict[str, Any]]:
         tensor = graph.get_original_value_of_constant(name)
         entry = _entry(tensor) | {"name": name, "offset": offset}
         index.append(entry)
-        offset += -(-entry["bytes"] // ALIGNMENT) * ALIGNMENT
+        offset += padded(entry["bytes"])
     return index
+
+
+def padded(size: int) -> int:
+    """Return the space that a constant of this size takes in a blob, in bytes."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _entry(tensor: torch.Tensor) -> dict[str, Any]:

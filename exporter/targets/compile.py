@@ -10,16 +10,17 @@ import copy
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import contract, contract_files, environment, machine_code, source_lines
+from exporter.core import contract, contract_files, environment, machine_code, probing, source_lines
 from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
+from exporter.core.size_range import Sizes
 from exporter.model import custom_ops, layer_names
 from exporter.model.state import carrying
 from exporter.targets import (
@@ -34,17 +35,19 @@ from exporter.targets import (
     _inductor,
     _int8,
     _objects,
+    _package_entries,
     _packages,
     _specialized,
     _steps_inductor,
     _weights,
 )
+from exporter.targets._package_entries import MODEL
 
 if TYPE_CHECKING:
     import torch
 
     from exporter.model.capture import Program
-    from exporter.model.tensors import Tensors
+    from exporter.model.tensors import Run, Tensors
 
 artifact = "compile.pt2"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # modes of the backend inductor
@@ -93,6 +96,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
+    entries = () if program.part_of else probing.entry_sizes(options.entries)
+    if entries and program.keeps_state:
+        raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     patches = (recurrent.looped(), _objects.reused(), _convolutions.reading_before_writing(), _convolutions.packing())
     with contextlib.ExitStack() as changed:
         for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
@@ -100,15 +106,17 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         if program.entries:
             if program.keeps_state:
                 raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
-            graphs = {size: _graph(entry, options) for size, entry in program.entries.items()}
-            ops = _package_entries(graphs, path, options)
+            graphs = {_specialized.name(size): _graph(entry, options) for size, entry in program.entries.items()}
+            _write(graphs, path, _settings(next(iter(graphs.values())), options))
+            ops = tuple(dict.fromkeys(op for graph in graphs.values() for op in custom_ops.of_exported(graph)))
         else:
-            ops, unfrozen = _package(program, path, options)
+            ops, unfrozen = _package(program, entries, path, options)
     ops = tuple(op for op in ops if op not in _int8.COMPILED)
     build = _build(options)
-    contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build)))
-    notes = (*_quantized(program, options), *unfrozen, *_changed(options), *_notes(build), *slow)
-    return Exported(notes, ops=ops, build=build)
+    contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build, entries=entries)))
+    own = _package_entries.notes(entries)
+    notes = (*_quantized(program, options), *own, *unfrozen, *_changed(options), *_notes(build), *slow)
+    return Exported(notes, ops=ops, build=build, entries=entries)
 
 
 def _changed(options: Options) -> tuple[str, ...]:
@@ -197,27 +205,33 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     return program.capture(quantized)
 
 
-def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write a package with one model; return the namespaces of its custom operators, and notes."""
+def _package(
+    program: Program, entries: Sequence[Sizes], path: Path, options: Options
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write a package with a model for all sizes and one for each entry.
+
+    Return the namespaces of its custom operators, and notes.
+    """
     graph = _graph(program, options)
     settings = _settings(program.part_of or graph, options)
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
-        _write(graph, path, settings)
+        graphs = {MODEL: graph} | _package_entries.graphs(graph, program, entries)
+        _write(graphs, path, settings)
         doubtful = settings["freezing"] and bool(graph.range_constraints) and _convolves(graph)
         doubtful &= options.precision in ("fp32", "tf32")  # others differ by more than rounding in float32
         if not doubtful or program.part_of or _asks_for("freezing", options) or _agrees(path, graph, program, options):
             return ops, ()
-        _write(graph, path, settings | {"freezing": False})
+        _write(graphs, path, settings | {"freezing": False})
         return ops, ("weights not frozen, because the frozen package is wrong or fails",)
     with _inductor.unfolded(carrying.BUFFER):
         try:
-            _write(graph, path, settings)
-            right = carrying.repeats(_packages.Package(path, "model", options.device).run, graph, program.example)
+            _write({MODEL: graph}, path, settings)
+            right = carrying.repeats(_packages.Package(path, MODEL, options.device).run, graph, program.example)
         except Exception:  # some freezing passes treat the state as weights, and fail
             right = False
         if not right:
-            _write(graph, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
+            _write({MODEL: graph}, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
     return ops, () if right else ("weights not frozen, because the state would be frozen too",)
 
 
@@ -233,32 +247,22 @@ def _agrees(path: Path, graph: torch.export.ExportedProgram, program: Program, o
         return False
 
 
-def _write(graph: torch.export.ExportedProgram, path: Path, settings: dict[str, Any]) -> None:
-    import torch
-
-    # Inductor freezes only with gradients off.
-    with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
-        torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=settings)
-    if _steps_inductor.SETTINGS.keys() & settings.keys():
-        _steps_inductor.save(path, graph.graph)
-
-
-def _package_entries(graphs: dict[int, torch.export.ExportedProgram], path: Path, options: Options) -> tuple[str, ...]:
-    """Write a package with a model for each entry; return the namespaces of their custom operators."""
+def _write(graphs: Mapping[str, torch.export.ExportedProgram], path: Path, settings: dict[str, Any]) -> None:
+    """Write a package with a model for each program, by its name."""
     import torch
     from torch._inductor.package.package import package_aoti
 
     files: dict[str, Any] = {}
-    ops: dict[str, None] = {}
-    for size, exported in graphs.items():
-        args, kwargs = exported.example_inputs
-        settings = _settings(exported, options) | {"aot_inductor.package": True}
-        module = exported.module(check_guards=False)
+    for name, graph in graphs.items():
+        module, (args, kwargs) = graph.module(check_guards=False), graph.example_inputs
+        # Inductor freezes only with gradients off.
         with torch.set_grad_enabled(not settings["freezing"]), _weights.indexed():
-            files[_specialized.name(size)] = torch._inductor.aot_compile(module, args, kwargs, options=settings)
-        ops |= dict.fromkeys(custom_ops.of_exported(exported))
-    package_aoti(str(path), files)
-    return tuple(ops)
+            files[name] = torch._inductor.aot_compile(
+                module, args, kwargs, options=settings | {"aot_inductor.package": True}
+            )
+    package_aoti(str(path), _package_entries.share(files))
+    if len(graphs) == 1 and _steps_inductor.SETTINGS.keys() & settings.keys():
+        _steps_inductor.save(path, next(iter(graphs.values())).graph)
 
 
 def load(path: Path, options: Options) -> Loaded:
@@ -269,29 +273,38 @@ def load(path: Path, options: Options) -> Loaded:
     promise = read_contract(path)
     _check(promise, path, options.device)
     symbol = contract.specialized(promise)
-    sizes = promise.symbols[symbol].choices if symbol else ()
+    choices = promise.symbols[symbol].choices if symbol else ()
+    names = tuple(_specialized.name(size) for size in choices)
+    names = names or (MODEL, *map(_package_entries.name, promise.entries))
     try:
-        names = {size: _specialized.name(size) if size else "model" for size in sizes or (0,)}
-        models = {size: _packages.Package(path, name, options.device) for size, name in names.items()}
+        packages = _packages.open_models(path, names, options.device)
     except RuntimeError as error:
         raise ArtifactError(
             f"{path} is not an AOTInductor package that runs here: {source_lines.message(error)}",
             "export it again on this machine",
         ) from error
-    if not symbol:
-        reset = _resetting(models[0], promise, options.device) if contract.keeps_state(promise) else tuple
-        profile = functools.partial(_steps_inductor.record, path, models[0].run, options.device)
-        return Loaded(models[0].run, reset=reset, takes=models[0].inputs(), profile=profile)
+    first = packages[names[0]]
+    run: Run = first.run
+    if symbol:
+        run = _choosing(promise, symbol, packages)
+    elif promise.entries:
+        run = _package_entries.choose(promise, {name: package.run for name, package in packages.items()})
+    reset = _resetting(first, promise, options.device) if contract.keeps_state(promise) else tuple
+    profile = functools.partial(_steps_inductor.record, path, run, options.device)
+    return Loaded(run, reset=reset, takes=first.inputs(), profile=profile)
+
+
+def _choosing(promise: Contract, symbol: str, packages: Mapping[str, _packages.Package]) -> Run:
+    """Return a function that runs the model for the size of its inputs."""
     which, axis = contract.selector(promise)
 
     def run(inputs: Tensors) -> Tensors:
         size = inputs[which].shape[axis]
-        if size not in models:
+        if _specialized.name(size) not in packages:
             raise ContractError(f"{symbol} is {size}, the contract allows {promise.symbols[symbol]}")
-        return models[size].run(inputs)
+        return packages[_specialized.name(size)].run(inputs)
 
-    profile = functools.partial(_steps_inductor.record, path, run, options.device)
-    return Loaded(run, takes=next(iter(models.values())).inputs(), profile=profile)
+    return run
 
 
 def _resetting(model: _packages.Package, promise: Contract, device: str) -> Callable[[], None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,13 +53,15 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     if isinstance(loaded.module, StatefulModule) and not making.plan:
         states.save(loaded.module.state, job.state_file)
     points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
+    entries = probing.entry_sizes(job.options.entries)
+    probing.check_entries(entries, loaded.symbols)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)
     published = loaded.module.model if weights == "pretrained" else None
     sizes = probing.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     captured = _capture(job, loaded, found, sizes) if capture_program else _Captures(sizes)
-    plan = making.plan or _planned(loaded, found, points, captured)
+    plan = making.plan or _planned(loaded, found, (*points.values(), *entries), captured)
     prepared = Prepared(
         contract=found,
         base=loaded.base,
@@ -91,10 +93,10 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
 
 
 def _planned(
-    loaded: LoadedModel, found: Contract, points: Mapping[str, Sizes], captured: _Captures
+    loaded: LoadedModel, found: Contract, points: Sequence[Sizes], captured: _Captures
 ) -> tuple[tuple[Sizes, int], ...]:
     """Return the sizes and seeds of the golden: at the bounds of every range, and where a program does not hold."""
-    plan = probing.probe_plan(loaded.base, loaded.symbols, points.values())
+    plan = probing.probe_plan(loaded.base, loaded.symbols, points)
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]

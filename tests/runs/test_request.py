@@ -58,13 +58,14 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
         keep_float=("encoder.layer.0", "head"),
         inductor=("freezing=False",),
         fallback=("aten.silu",),
+        entries=("batch=1,8",),
         graph_optimization="basic",
         ops_libs=(str(library),),
     )
     again = parsed(request.reproduce("compile:eager@bf16"))
     changed = {f.name for f in dataclasses.fields(Request) if getattr(again, f.name) != getattr(request, f.name)}
     # Those that apply only to other variants are left out, since a command for this one alone would be refused.
-    assert changed == {"variants", "out", "command", "fallback", "graph_optimization", "portable"}
+    assert changed == {"variants", "out", "command", "fallback", "entries", "graph_optimization", "portable"}
     again.validate()
     left = {one.name for one in settings(request) if getattr(request, one.name) == one.default}
     assert left == {"replace", "state", "bench", "wait_quiet"}  # all others were tried
@@ -101,6 +102,12 @@ def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
     [
         ("trace", {"keep_float": ("head",)}, "--keep-float applies only to"),
         ("compile:default,trace", {"fallback": ("aten.silu",)}, "--fallback applies only to packages"),
+        ("compile:default,trace", {"entries": ("batch=1",)}, "--entries applies only to packages"),
+        (
+            "compile",
+            {"entries": ("batch=1",), "ranges": {"batch": Range(1, 8, (1, 8))}},
+            "--entries and --specialize both give sizes",
+        ),
         ("compile", {"portable": True, "inductor": ("cpp.march=native",)}, "changes what --portable sets"),
         ("compile@int8", {"device": "cuda", "inductor": ("freezing=True",)}, "freezing would turn"),
     ],
@@ -117,6 +124,7 @@ def test_the_command_of_each_row_can_be_run(tmp_path: Path) -> None:
     options = {
         "inductor": ("freezing=False",),
         "fallback": ("aten.silu",),
+        "entries": ("batch=1,8",),
         "graph_optimization": "basic",
         "keep_float": ("head",),
     }

@@ -129,6 +129,9 @@ struct Contract {
   std::optional<Build> build;
   /// Set if a call affects the results of the next.
   std::optional<State> state;
+  /// Sizes for which the package holds a separate model, which calls at these sizes run. Each has
+  /// the same symbols.
+  std::vector<Sizes> entries;
 
   /// Reads a contract from JSON. Throws Error(artifact), with a message that starts with `where`,
   /// if the text is not a contract or has another schema.
