@@ -152,7 +152,9 @@ def _options() -> Any:
 @pytest.mark.skipif(not NATIVE, reason="exporter-run is not built")
 def test_cpp_runs_the_model_for_the_sizes(made: Path, tmp_path: Path) -> None:
     runner = environment.find_runner()
-    done = subprocess.run([str(runner), "verify", str(made / "compile.pt2")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(runner), "verify", str(made / "compile.pt2")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     package = tmp_path / "compile.pt2"
     shutil.copy(made / "compile.pt2", package)
