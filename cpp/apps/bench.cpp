@@ -104,6 +104,11 @@ int bench_load(const Options& options, const Artifact& artifact,
                const std::vector<at::Tensor>& inputs, const ColdStart& cold) {
   const int runs = options.windows * options.runs;
   Load load = run_load(artifact, inputs, options.callers, options.streams, runs);
+  const double highest = static_cast<double>(load.samples.size()) / load.seconds;
+  if (options.load > 0) {
+    load = run_load(artifact, inputs, options.callers, options.streams, runs,
+                    highest * options.load / 100);
+  }
   const Statistics all = summarize(load.samples);
   const auto& runners = options.open.runners;
   const double throughput = static_cast<double>(all.count) / load.seconds;
@@ -118,6 +123,7 @@ int bench_load(const Options& options, const Artifact& artifact,
                                          {"first_call_ms", cold.first_call_ms},
                                          {"calls", all.count},
                                          {"calls_per_s", throughput},
+                                         {"highest_calls_per_s", highest},
                                          {"median_ms", all.median},
                                          {"p90_ms", all.p90},
                                          {"p99_ms", all.p99},
@@ -132,6 +138,10 @@ int bench_load(const Options& options, const Artifact& artifact,
               at::get_num_threads());
   std::printf("  Throughput:         %9.1f calls/s    %zu calls in %.2f s\n", throughput, all.count,
               load.seconds);
+  if (options.load > 0) {
+    std::printf("  Load:               %9d %%          of the %.1f calls/s without pauses\n",
+                options.load, highest);
+  }
   std::printf("  Latency under load: %9.3f ms median, p90: %.3f, p99: %.3f, max: %.3f\n",
               all.median, all.p90, all.p99, all.max);
   print_cold_start(cold);
@@ -150,7 +160,7 @@ int bench(const Options& options) {
   const auto inputs = place(artifact, example.inputs);
   const ColdStart cold{load.count(), time_runs(artifact, inputs, 1).front()};
   const bool settled = warm_up(artifact, inputs, options.warmup);
-  if (options.callers > 1) return bench_load(options, artifact, inputs, cold);
+  if (options.callers > 1 || options.load > 0) return bench_load(options, artifact, inputs, cold);
   std::vector<std::vector<double>> windows;
   std::vector<double> samples;
   for (int i = 0; i < options.windows; ++i) {

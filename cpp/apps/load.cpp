@@ -34,23 +34,28 @@ struct Caller {
   std::exception_ptr error;
 
   /// Makes untimed calls before `ready`, because the first calls of a thread, a stream and a runner
-  /// are slow. Then makes the timed calls.
+  /// are slow. Then makes the timed calls. The first is due `wait` after the start, and each of the
+  /// others `period` after the one before; zero makes them without pauses.
   void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
-            std::optional<c10::Stream> stream, std::barrier<>& ready) {
+            std::optional<c10::Stream> stream, std::barrier<>& ready, Clock::duration wait,
+            Clock::duration period) {
     const c10::OptionalStreamGuard guard(stream);
-    time(artifact, inputs, kUntimedCalls, stream);
+    time(artifact, inputs, kUntimedCalls, stream, {});
     ready.arrive_and_wait();
-    begin = Clock::now();
-    time(artifact, inputs, runs, stream);
+    begin = Clock::now() + wait;
+    time(artifact, inputs, runs, stream, period);
     end = Clock::now();
   }
 
-  /// Replaces `samples` by the times of these calls. Stops after the first failed call.
+  /// Replaces `samples` by the times of these calls: from when each was due, or from its start if
+  /// they are made without pauses. Stops after the first failed call.
   void time(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
-            std::optional<c10::Stream> stream) {
+            std::optional<c10::Stream> stream, Clock::duration period) {
     samples.clear();
     for (int i = 0; i < runs && !error; ++i) {
-      const auto start = Clock::now();
+      const bool paced = period > Clock::duration::zero();
+      const auto start = paced ? begin + i * period : Clock::now();
+      if (paced) std::this_thread::sleep_until(start);
       try {
         const auto outputs = artifact.run(inputs);
         if (stream) stream->synchronize();
@@ -65,7 +70,10 @@ struct Caller {
 }  // namespace
 
 Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
-              int streams, int runs) {
+              int streams, int runs, double calls_per_s) {
+  const bool paced = calls_per_s > 0;
+  const auto between = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(paced ? 1 / calls_per_s : 0));
   const auto shared = make_streams(artifact.device(), streams);
   std::vector<Caller> all(static_cast<std::size_t>(callers));
   std::barrier ready(callers);
@@ -73,7 +81,8 @@ Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, i
   for (std::size_t i = 0; i < all.size(); ++i) {
     running.emplace_back([&, i] {
       const auto stream = shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
-      all[i].call(artifact, inputs, runs, stream, ready);
+      all[i].call(artifact, inputs, runs, stream, ready, static_cast<int>(i) * between,
+                  callers * between);
     });
   }
   for (std::thread& thread : running) thread.join();

@@ -122,9 +122,9 @@ class CommandLine {
   }
 
   template <typename Number>
-  static void add_number(CLI::App* command, const char* name, Number& number, int min, int max,
-                         const char* description) {
-    command->add_option(name, number, description)
+  static CLI::Option* add_number(CLI::App* command, const char* name, Number& number, int min,
+                                 int max, const char* description) {
+    return command->add_option(name, number, description)
         ->type_name("N")
         ->check(CLI::Range(min, max).description(""));
   }
@@ -165,6 +165,10 @@ class CommandLine {
     add_number(command, "--callers", options_.callers, 1, 1024,
                "threads that call concurrently (default: 1); with several, measures throughput "
                "and latency under load, with the calls of all windows made by each thread");
+    add_number(command, "--load", options_.load, 1, 100,
+               "percent of the throughput that the callers reach without pauses, which is measured "
+               "first; they then call at even intervals, and a call is timed from when it was due")
+        ->needs("--callers");
     add_number(command, "--streams", options_.streams, 1, 32,
                "CUDA streams that the callers share (default: 1)");
     add_number(command, "--runners", options_.open.runners, 1, kMaxRunners,
