@@ -86,7 +86,7 @@ class TargetList(click.ParamType[str]):
 @_options.of(SessionSettings, "timeout")
 @_options.of(BuildSettings, "memory_limit_gb")
 @_options.of(ParitySettings)
-@_options.of(BuildSettings, "opset", "keep_float", "inductor", "fallback", "entries", "graph_optimization")
+@_options.of(BuildSettings, "opset", "keep_float", "inductor", "fallback", "entries", "graph_optimization", "reuse")
 @_options.of(SessionSettings, "allow_cpu_fallback", "cuda_graphs")
 @_options.of(BuildSettings, "fullgraph", "portable")
 @goal_options("latency")

@@ -183,6 +183,13 @@ class BuildSettings(Settings):
         "records it; other programs have to set it.",
         choices=("all", "extended", "basic", "none"),
     )
+    reuse: bool = option(
+        True,
+        "Take an artifact that was built before from exactly the same exported program, settings and software from a "
+        "cache beside inductor's. It is checked like a new one. EXPORTER_CACHE_GB limits the cache (5 by default).",
+        flag="--reuse/--no-reuse",
+        effect=False,
+    )
     portable: bool = option(
         False,
         "Compile packages for any x86-64-v3 CPU (AVX2) instead of this machine's CPU. GPU code always targets this "

@@ -80,7 +80,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder, listener() as heard:
         out = Path(folder, place.resolve().name)
         try:
-            made, new = pipeline.run(replace(request, out=out, bench=False, goal=manifest.goal), heard)
+            made, new = pipeline.run(replace(request, out=out, bench=False, reuse=False, goal=manifest.goal), heard)
         except JobError as error:
             raise ArtifactError(f"{place} cannot be built again: {error}", error.remedy) from error
         except BundleError as error:

@@ -32,7 +32,7 @@ from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import StatefulModule
 from exporter.model.tensors import Tensors
 from exporter.model.torchscript.interpreter import Interpreter
-from exporter.workers import keeping
+from exporter.workers import artifact_cache, keeping
 from exporter.workers.children import BACKGROUND, stand_back
 from exporter.workers.forkserver import hear, tell
 from exporter.workers.loading import LoadedModel, load_model
@@ -394,6 +394,9 @@ def export_variant(
     route = targets.get(target)
     targets.require(route)
     program = program_of(job, prepared, target)
+    key = artifact_cache.key_of(program, target, job.options)
+    if key and (reused := artifact_cache.take(key, path)):
+        return reused
     started = time.perf_counter()
     if prepared.ops:
         _ = program.module  # importing the model's code registers the operators and their output shapes
@@ -404,7 +407,10 @@ def export_variant(
     loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
     seconds = time.perf_counter() - started - loading
     used = program.used_capture or any(entry.used_capture for entry in program.entries.values())
-    return exported, seconds + (prepared.capture_s if used else 0.0)
+    seconds += prepared.capture_s if used else 0.0
+    if key and not {"module", "_samples"} & vars(program).keys():  # else it was made from more than the program
+        artifact_cache.keep(key, path, exported, seconds)
+    return exported, seconds
 
 
 def _unseen(program: capture.Program) -> tuple[Warned, ...]:

@@ -59,6 +59,7 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
         inductor=("freezing=False",),
         fallback=("aten.silu",),
         entries=("batch=1,8",),
+        reuse=False,
         graph_optimization="basic",
         ops_libs=(str(library),),
     )

@@ -1,0 +1,169 @@
+"""A cache of artifacts, because an unchanged program takes as long to translate or compile as a new one.
+
+An artifact is taken only if the exported program, weights included, is the same byte for byte, and so are the settings,
+exporter's own source, and what else the result depends on: versions, compiler, CPU and GPU. It is then checked like a
+new one. Artifacts that were made from more than the exported program (the module, samples) are not kept.
+
+The cache is a folder in inductor's (TORCHINDUCTOR_CACHE_DIR). EXPORTER_CACHE_GB limits it, and 0 disables it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import exporter
+from exporter import targets
+from exporter.core import environment
+from exporter.core.errors import ArtifactError
+from exporter.core.json_codec import from_json, to_json
+from exporter.core.json_schema import described
+from exporter.core.option import settings
+from exporter.model.capture import Program
+from exporter.targets import Exported, Options
+
+LIMIT_GB = 5.0
+RECORD = "record.json"
+NOTE = "built earlier from the same program with the same settings"
+# Variables that change what compilers do. Exporter sets LIBRARY_PATH itself, after torch.
+PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "TORCH_", "TRITON_", "CUDA_HOME", "CXX", "CC", "CFLAGS", "CXXFLAGS")
+
+
+@dataclass(frozen=True)
+class Built:
+    """What is kept beside an artifact: the result of its export, its time, and the hash of each file."""
+
+    exported: Exported = described("The result of the export.")
+    seconds: float = described("The time of the export.")
+    sha256: dict[str, str] = described("The hash of each file, by name.")
+
+
+def _limit() -> float:
+    """Return the limit in bytes."""
+    try:
+        return float(os.environ.get("EXPORTER_CACHE_GB", LIMIT_GB)) * 1e9
+    except ValueError:
+        return LIMIT_GB * 1e9
+
+
+def _root() -> Path:
+    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "artifacts"
+
+
+def key_of(program: Program, target: str, options: Options) -> str:
+    """Return the key of an artifact; "" if it cannot be kept."""
+    file = program.exported_file
+    route = targets.get(target)
+    shared = route.needs_program and file is not None and file.is_file() and not program.entries
+    if not (_limit() and options.reuse and shared and not program.keeps_state):
+        return ""
+    used = targets.distributions((target,), optional=True)
+    facts = {
+        "program": _hash(file) if file else "",
+        "contract": json.loads(to_json(program.contract)),
+        "options": {s.name: getattr(options, s.name) for s in settings(options) if s.option.effect},
+        "variant": [target, options.variant, options.precision, options.device, options.threads],
+        "libraries": [_hash(Path(library)) for library in options.ops_libs],
+        "sources": [_sources(), _hash(Path(vars(route)["__file__"]))],
+        "versions": {one: environment.version(one) for one in (*environment.DISTRIBUTIONS, *used)},
+        "machine": [environment.cpu_name(), sorted(environment.cpu_flags()), _compiler()],
+        "gpus": environment.gpus() if options.device != "cpu" else (),
+        "python": sys.version,
+        "variables": {name: value for name, value in sorted(os.environ.items()) if _matters(name)},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _matters(name: str) -> bool:
+    return name.startswith(PREFIXES) and name != "TORCHINDUCTOR_CACHE_DIR"
+
+
+def _compiler() -> str:
+    """Return the C++ compiler's path and version; "" without one."""
+    found = environment.compiler()
+    return subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout if found else ""
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """Return a hash of exporter's own source, which a development tree changes without another version."""
+    found = hashlib.sha256()
+    for file in sorted(Path(exporter.__file__).parent.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def take(key: str, path: Path) -> tuple[Exported, float] | None:
+    """Copy the artifact of this key to `path`; return its record and the time that building it took."""
+    place = _root() / key
+    try:
+        built = from_json(Built, (place / RECORD).read_bytes())
+        for name, expected in built.sha256.items():
+            copy = path.with_name(name)
+            shutil.copyfile(place / name, copy)
+            if _hash(copy) != expected:
+                raise ArtifactError(f"{place / name} was altered", "")
+    except (OSError, ArtifactError):  # there is none, or it is broken
+        shutil.rmtree(place, ignore_errors=True)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(place)  # the least recently used are removed first
+    return dataclasses.replace(built.exported, notes=(*built.exported.notes, NOTE)), built.seconds
+
+
+def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
+    """Copy an artifact into the cache, unless it would take more than half of it.
+
+    A full disk only means that it is not kept.
+    """
+    files = [path.with_name(name) for name in (path.name, *exported.companions)]
+    size, limit = sum(file.stat().st_size for file in files), _limit()
+    root = _root()
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if size > limit / 2 or size > shutil.disk_usage(root).free / 4:
+            return
+        _make_room(root, limit - size)
+        partial = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
+        try:
+            for file in files:
+                shutil.copyfile(file, partial / file.name)
+            sums = {file.name: _hash(partial / file.name) for file in files}
+            (partial / RECORD).write_text(to_json(Built(exported, seconds, sums)))
+            partial.rename(root / key)  # fails if another process was faster
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make_room(root: Path, limit: float) -> None:
+    """Remove the least recently used artifacts until the cache is within a limit, in bytes."""
+    used = sorted(_sizes(root), key=lambda one: one[1])
+    total = sum(size for _, _, size in used)
+    for place, _, size in used:
+        if total <= limit:
+            return
+        shutil.rmtree(place, ignore_errors=True)
+        total -= size
+
+
+def _sizes(root: Path) -> Iterator[tuple[Path, float, int]]:
+    """Yield each folder, the time of its last use, and its size in bytes."""
+    for place in root.iterdir():
+        with contextlib.suppress(OSError):
+            yield place, place.stat().st_mtime, sum(file.stat().st_size for file in place.iterdir())

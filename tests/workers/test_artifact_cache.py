@@ -1,0 +1,183 @@
+"""Artifacts that are taken from the cache, and all that prevents it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import request_for
+
+from exporter.core.records import Manifest, VariantRecord
+from exporter.runs import pipeline, rebuild
+from exporter.targets import Exported
+from exporter.workers import artifact_cache
+from exporter.workers.children import Zygotes
+
+Build = Callable[..., tuple[VariantRecord, bytes]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of 1 GB."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPORTER_CACHE_GB", "1")
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        yield folder / "artifacts"
+
+
+@pytest.fixture(scope="module")
+def build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    """A function that exports a tiny model, and returns its row and its file."""
+    with Zygotes() as zygotes:
+
+        def act(recipe: str = "tiny:mlp", target: str = "export", **settings: Any) -> tuple[VariantRecord, bytes]:
+            request = request_for(recipe, tmp_path_factory.mktemp("out") / "bundle", target, **settings)
+            manifest, place = pipeline.run(request, zygotes=zygotes)
+            (row,) = manifest.variants
+            assert row.artifact is not None, row.reason
+            return row, (place / row.artifact.path).read_bytes()
+
+        yield act
+
+
+def taken(row: VariantRecord) -> bool:
+    return artifact_cache.NOTE in row.notes
+
+
+def test_the_same_program_is_built_once(build: Build, folder: Path) -> None:
+    first, made = build()
+    again, same = build()
+    assert (taken(first), taken(again), again.status) == (False, True, "passed")
+    assert same == made
+    assert first.lifecycle is not None
+    assert again.lifecycle is not None
+    assert again.lifecycle.export_s == first.lifecycle.export_s, "the time to build it"
+    assert not taken(build(reuse=False)[0])
+
+
+@pytest.mark.parametrize("settings", [{"weights": "random", "seed": 5}, {"dynamic": "none"}, {"threads": 2}])
+def test_another_program_or_setting_is_built(build: Build, settings: dict[str, Any]) -> None:
+    build()
+    assert not taken(build(**settings)[0])
+
+
+def test_a_variable_of_the_compiler_counts(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert artifact_cache._matters("TORCHINDUCTOR_FREEZING")
+    assert artifact_cache._matters("CXXFLAGS")
+    assert not artifact_cache._matters("TORCHINDUCTOR_CACHE_DIR")
+    assert not artifact_cache._matters("HOME")
+
+
+def test_an_altered_file_is_built_again(build: Build, folder: Path) -> None:
+    build()
+    for file in folder.glob("*/exported.pt2"):
+        file.write_bytes(b"altered")
+    row, made = build()
+    assert (taken(row), row.status) == (False, "passed")
+    assert made != b"altered"
+    assert taken(build()[0])
+
+
+def test_a_wrong_artifact_in_the_cache_fails_its_check(build: Build, folder: Path) -> None:
+    """Whoever replaces a file and its hash does not get it past the golden."""
+    shutil.rmtree(folder)
+    build()
+    for place in folder.iterdir():
+        record = json.loads((place / artifact_cache.RECORD).read_text())
+        wrong = _with_other_weights((place / "exported.pt2").read_bytes())
+        (place / "exported.pt2").write_bytes(wrong)
+        record["sha256"]["exported.pt2"] = hashlib.sha256(wrong).hexdigest()
+        (place / artifact_cache.RECORD).write_text(json.dumps(record))
+    with pytest.raises(AssertionError, match="wrong at batch=2"):
+        build()
+
+
+def _with_other_weights(program: bytes) -> bytes:
+    """Return a program with the sign of one weight changed."""
+    source, target = zipfile.ZipFile(io.BytesIO(program)), io.BytesIO()
+    with zipfile.ZipFile(target, "w") as changed:
+        for member in source.infolist():
+            data = bytearray(source.read(member))
+            if "/weights/" in member.filename and len(data) >= 16 and "config" not in member.filename:
+                data[3] ^= 0x80
+            changed.writestr(member, bytes(data))
+    assert zlib.crc32(target.getvalue()) != zlib.crc32(program)
+    return target.getvalue()
+
+
+def test_a_rebuild_builds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run(request: Any, *_: Any) -> tuple[Manifest, Path]:
+        asked.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "run", run)
+    monkeypatch.setattr(rebuild.integrity, "examine", lambda *_: _Anything())
+    monkeypatch.setattr(rebuild.layout, "read_manifest", lambda _: _Anything())
+    monkeypatch.setattr(rebuild, "require_materials", lambda *_: None)
+    request = request_for("tiny:mlp", tmp_path / "bundle")
+    assert request.reuse
+    with pytest.raises(KeyboardInterrupt):
+        rebuild.run(tmp_path, _Anything(), lambda _: request, lambda: contextlib.nullcontext(_Anything()))
+    assert [one.reuse for one in asked] == [False]
+
+
+class _Anything:
+    def __getattr__(self, name: str) -> Any:
+        return _Anything() if name not in ("problems", "spoilt") else {}
+
+    def __call__(self, *_: Any) -> Any:
+        return _Anything()
+
+
+def test_the_least_recently_used_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("EXPORTER_CACHE_GB", "0.00001")  # 10 kB
+    file = tmp_path / "net.pt2"
+    file.write_bytes(b"x" * 3000)
+    for number, key in enumerate(("a", "b", "c")):
+        artifact_cache.keep(key, file, Exported(), 1.0)
+        os.utime(tmp_path / "artifacts" / key, (number, number))
+    assert artifact_cache.take("a", tmp_path / "copy" / "net.pt2") is None, "there is no such folder to write to"
+    artifact_cache.keep("a", file, Exported(("a note",)), 2.0)
+    os.utime(tmp_path / "artifacts" / "a", (9, 9))
+    artifact_cache.keep("d", file, Exported(), 1.0)
+    assert sorted(place.name for place in (tmp_path / "artifacts").iterdir()) == ["a", "c", "d"]
+    file.unlink()
+    assert artifact_cache.take("a", file) == (Exported(("a note", artifact_cache.NOTE)), 2.0)
+    assert file.read_bytes() == b"x" * 3000
+    file.write_bytes(b"x" * 6000)
+    artifact_cache.keep("large", file, Exported(), 1.0)
+    assert not (tmp_path / "artifacts" / "large").exists(), "it is more than half of the limit"
+
+
+def test_a_limit_of_zero_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, expected in (("0", 0.0), ("2", 2e9), ("much", 5e9)):
+        monkeypatch.setenv("EXPORTER_CACHE_GB", text)
+        assert artifact_cache._limit() == expected
+
+
+def test_a_disk_that_is_full_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("EXPORTER_CACHE_GB", "1")
+    (tmp_path / "net.pt2").write_bytes(b"x")
+
+    def copyfile(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifact_cache.shutil, "copyfile", copyfile)
+    artifact_cache.keep("a", tmp_path / "net.pt2", dataclasses.replace(Exported()), 1.0)
+    assert list((tmp_path / "artifacts").iterdir()) == []
