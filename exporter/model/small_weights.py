@@ -168,4 +168,3 @@ def described(module: torch.nn.Module, precision: str) -> str:
     counts = ((linear, "linear layer"), (len(found) - linear, "embedding"))
     named = " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count)
     return f"weights of {named} in {DTYPES[precision]}, computed in float32"
-

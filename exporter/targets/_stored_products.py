@@ -56,7 +56,12 @@ def compiled() -> Iterator[None]:
     torch._inductor.lowering.register_lowering(operator, type_promotion_kind=None)(_lower)
     template: Any = cpp_gemm_template
     prune = template.prune_tensors
-    template.prune_tensors = _prune
+
+    def prune_all(before: Any, after: Any) -> None:
+        prune(before, after)
+        _prune(before, after)
+
+    template.prune_tensors = prune_all
     try:
         yield
     finally:
@@ -114,22 +119,18 @@ def _prune(before: Any, after: Any) -> None:
 
     Inductor's own version compares the names of attributes, with dots, with those of constants, which have none.
     """
+    import torch
     from torch._inductor.virtualized import V
 
     constants: Any = V.graph.constants
     attributes = [node for node in V.graph.graph.nodes if node.op == "get_attr"]
     for node in before:
-        name = node.get_name()
-        if node in after or name not in constants:
+        weight = constants.get(node.get_name())
+        if node in after or weight is None or weight.dtype not in (torch.float16, torch.int8) or weight.is_mkldnn:
             continue
-        weight = constants[name]
-        uses = 0
-        for other in attributes:
-            value = _attribute(V.graph.module, other.target)
-            if value is not None and value.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr():
-                uses += len(other.users)
-        if uses == 1:
-            del constants[name]
+        users = [len(one.users) for one in attributes if _attribute(V.graph.module, one.target) is weight]
+        if sum(users) == 1:
+            del constants[node.get_name()]
 
 
 def _attribute(module: Any, path: str) -> torch.Tensor | None:

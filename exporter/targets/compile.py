@@ -214,7 +214,11 @@ def _package(program: Program, path: Path, options: Options) -> tuple[tuple[str,
     if not program.keeps_state:
         _write(graph, path, settings)
         doubtful = settings["freezing"] and bool(graph.range_constraints) and _convolves(graph)
-        doubtful &= options.precision in ("fp32", "tf32", *SMALL_WEIGHTS)  # others differ by more than rounding in float32
+        doubtful &= options.precision in (
+            "fp32",
+            "tf32",
+            *SMALL_WEIGHTS,
+        )  # others differ by more than rounding in float32
         if not doubtful or program.part_of or _asks_for("freezing", options) or _agrees(path, graph, program, options):
             return ops, ()
         _write(graph, path, settings | {"freezing": False})

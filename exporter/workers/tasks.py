@@ -19,8 +19,8 @@ from exporter.core import contract, precisions, probing, source_lines, tolerance
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
-from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.parity_records import SizeLimit, Tolerance, Warned
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
@@ -343,7 +343,9 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         def make(seed: int) -> Tensors:
             return make_at({}, seed)
 
-        shared = None if chosen in (*precision.DTYPES, *SMALL_WEIGHTS) else file  # the shared program has the model's own dtypes
+        shared = (
+            None if chosen in (*precision.DTYPES, *SMALL_WEIGHTS) else file
+        )  # the shared program has the model's own dtypes
         return capture.Program(
             promised,
             job.options.device,
@@ -399,7 +401,9 @@ def export_variant(
     exported = route.export(program, path, job.options)
     exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
     if job.options.precision in SMALL_WEIGHTS:
-        exported = replace(exported, notes=(small_weights.described(program.module, job.options.precision), *exported.notes))
+        exported = replace(
+            exported, notes=(small_weights.described(program.module, job.options.precision), *exported.notes)
+        )
     if job.options.keep_float and job.options.precision in (*precision.DTYPES, *SMALL_WEIGHTS):
         exported = replace(exported, notes=(*exported.notes, f"float32 in {', '.join(job.options.keep_float)}"))
     loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
