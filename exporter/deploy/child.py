@@ -28,8 +28,8 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
 def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contract) -> list[tuple[str, int]]:
     """Write the golden's cases that a contract allows as a NumPy `.npz` and return their names and seeds.
 
-    The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager, reference or stored. Of a sequence
-    of calls only the first is written, because later calls depend on the artifact's own outputs.
+    The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager, reference or stored. Of a
+    sequence of calls only the first is written, because later calls depend on the artifact's own outputs.
     """
     found = golden.read(Path(golden_path)).of(promised.precision).cases
     cases = [case for case in found if not case.step and not diagnosis.outside(case.record.sizes, promised)]

@@ -165,9 +165,9 @@ def in_precisions(
     """Return eager's outputs in other precisions with their tolerances, and notes about precisions in which it fails.
 
     In these, and in int8, artifacts are compared with eager's outputs in float32. int8 leaves out cases whose values
-    are far beyond its calibration data. Precisions that store weights in fewer bytes compute in float32, so they have
-    the outputs of these weights in float64 instead. `outputs` are the contract's output dtypes. In half precisions, the layers in
-    `kept` and in the precision's name compute in float32.
+    are far beyond its calibration data. Precisions that store weights in fewer bytes have the outputs of these weights
+    in float64 instead. `outputs` are the contract's output dtypes. In half precisions and with stored weights, the
+    layers in `kept` and in the precision's name compute in float32.
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []

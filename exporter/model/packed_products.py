@@ -1,7 +1,7 @@
 """TorchScript modules that multiply by weights packed for FBGEMM, which reads them in float16 and computes in float32.
 
 TorchScript's serializer would write a packed weight in float32. These modules write it in its own dtype, and pack it
-again when the file is loaded. FBGEMM has no weights in int8 for inputs in float32; float16 holds these integers exactly.
+again when the file is loaded. FBGEMM has no int8 weights for float32 inputs, but float16 holds these integers exactly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights of linear layers and embeddings stored in fewer bytes; everything is computed in float32.
 
-`fp16w` rounds each weight to float16. `int8w` rounds it to a multiple of a float32 scale, -127 to 127 times: a scale for
-each output channel of a linear layer, and for each row of an embedding. A weight that two layers share stays shared.
+`fp16w` rounds each weight to float16. `int8w` rounds it to a multiple of a float32 scale, from -127 to 127 times: each
+output channel of a linear layer, and each row of an embedding, has its scale. A weight that layers share stays shared.
 """
 
 from __future__ import annotations

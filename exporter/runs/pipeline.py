@@ -366,5 +366,6 @@ class _Run:
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
     reason, remedy, cause = causes.describe(error, record.target, session_checks.crashed(error))
-    remedy = remedy or (causes.INT8 if record.quantized or precisions.base(record.name.partition("@")[2]) == "int8" else "")
+    in_int8 = record.quantized or precisions.base(record.name.partition("@")[2]) == "int8"
+    remedy = remedy or (causes.INT8 if in_int8 else "")
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy, cause=cause)

@@ -76,9 +76,7 @@ class Request(RunSettings, SizeSettings):
                 "on a GPU choose fp16 or bf16, or compile@int8, whose weights are in int8",
             )
         if self.keep_float and not any(map(_rounds, self.variants)):
-            raise UsageError(
-                f"--keep-float applies only to variants in {', '.join(MIXED)}", "remove it, or add one"
-            )
+            raise UsageError(f"--keep-float applies only to variants in {', '.join(MIXED)}", "remove it, or add one")
         if self.fallback and not any(map(_is_package, self.variants)):
             raise UsageError(
                 "--fallback applies only to packages of the compile target", "remove it, or add the target compile"

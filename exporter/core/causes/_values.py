@@ -68,7 +68,7 @@ CAUSES = (
     Cause(
         "too-coarse",
         (),
-        "The precision is too coarse for this model or, for int8, the calibration inputs differ too much from the golden's",
+        "The precision is too coarse for this model, or int8's calibration inputs differ too much from the golden's",
         "keep layers in float32 (--keep-float), give more real inputs (samples() in the recipe), or ship bf16 or fp16",
     ),
     Cause(
