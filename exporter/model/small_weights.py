@@ -16,7 +16,7 @@ from torch.nn import functional
 from exporter.core.errors import ExportError
 from exporter.model.layer_names import is_kept, own_path, require_known
 
-LEAST = 4096  # elements; smaller weights stay in float32
+LEAST = 16384  # elements, 64 KiB in float32; smaller weights stay as they are
 HIGHEST = 127  # of int8; symmetric, so -128 is not used
 DTYPES = {"fp16w": "float16", "int8w": "int8"}
 

@@ -170,5 +170,11 @@ def scripted(module: torch.nn.Module) -> Iterator[None]:
 
 
 def packed_in(module: torch.jit.ScriptModule) -> list[str]:
-    """Return the paths of the scripted products in a traced module, which freezing must leave as they are."""
-    return [path for path, _ in module.named_modules(remove_duplicate=False) if path.rpartition(".")[2] == PACKED]
+    """Return the paths of the scripted products that a traced module calls, which freezing must leave as they are."""
+    layers: dict[str, Any] = dict(module.named_modules(remove_duplicate=False))
+    found = [path.rpartition(".") for path in layers]
+    return [".".join((layer, name)) for layer, _, name in found if name == PACKED and _is_called(layers[layer])]
+
+
+def _is_called(layer: Any) -> bool:
+    return bool(layer._c._has_method("forward"))  # a trace has none of a layer that only lends its weight
