@@ -23,10 +23,10 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
     const std::string name =
         i < contract.outputs.size() ? contract.outputs[i].name : std::to_string(i);
     const at::Tensor &eager = golden.eager[i], &reference = golden.reference[i];
-    result.outputs.push_back(golden.stored.empty()
-                                 ? compare(name, outputs[i], eager, reference, tolerance)
-                                 : compare_stored(name, outputs[i], eager, reference,
-                                                  golden.stored[i], tolerance));
+    result.outputs.push_back(
+        golden.stored.empty()
+            ? compare(name, outputs[i], eager, reference, tolerance)
+            : compare_stored(name, outputs[i], eager, reference, golden.stored[i], tolerance));
   }
 }
 

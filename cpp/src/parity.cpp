@@ -297,10 +297,9 @@ OutputParity compare_stored(const std::string& name, const at::Tensor& actual,
   if (found.verdict == Verdict::fail) return found;
   Tolerance plain = tolerance;
   plain.min_cosine.reset();
-  const OutputParity same =
-      guarded(ErrorKind::runtime, name + " cannot be compared", [&] {
-        return compare_outputs(name, actual, moved(eager, reference, stored), stored, plain);
-      });
+  const OutputParity same = guarded(ErrorKind::runtime, name + " cannot be compared", [&] {
+    return compare_outputs(name, actual, moved(eager, reference, stored), stored, plain);
+  });
   if (same.verdict != Verdict::fail) return found;
   found.worst = same.worst;
   return failure(std::move(found), "not what the stored weights give: " + same.reason);
