@@ -53,7 +53,7 @@ class StoredLinear(_Stored, torch.nn.Linear):
 
     product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     packed_product: Callable[[torch.Tensor], torch.Tensor]
-    weight = _Stored.weight  # type: ignore[assignment]
+    weight = _Stored.weight
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the product in the dtype of the input. The scale is applied to the result, which has fewer elements.
@@ -75,7 +75,7 @@ class StoredLinear(_Stored, torch.nn.Linear):
 class StoredEmbedding(_Stored, torch.nn.Embedding):
     """An embedding with its weight in fewer bytes: only the rows that are looked up are unpacked."""
 
-    weight = _Stored.weight  # type: ignore[assignment]
+    weight = _Stored.weight
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows for these indices."""
@@ -105,7 +105,7 @@ def apply(module: torch.nn.Module, precision: str, kept: Sequence[str] = ()) -> 
     made: dict[int, Stored] = {}
     undo: list[Callable[[], None]] = []
     for layer in layers:
-        weight = layer.weight
+        weight: Any = layer.weight
         if id(weight) not in made:
             made[id(weight)] = store(weight, precision)
         undo.append(_exchange(layer, made[id(weight)]))

@@ -234,7 +234,7 @@ class Judge:
         if len(outputs) != len(case.eager):
             raise ArtifactError(f"{len(outputs)} outputs, expected {len(case.eager)}")
         tolerance = self.golden.tolerance
-        found = []
+        found: list[parity.OutputParity] = []
         for name, y, e, r in zip(self.outputs, outputs, case.eager, case.reference, strict=True):
             dtypes = dtype_name(y.dtype), dtype_name(e.dtype)
             one = parity.compare(name, _array(y), _array(e), _array(r), tolerance, dtypes)
