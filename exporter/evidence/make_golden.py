@@ -179,7 +179,8 @@ def in_precisions(
             try:
                 with precision.computing(module, base, outputs, spared) as computes:
                     ours = [case.inputs for case in made.cases]
-                    wide, _ = eager.references(computes, ours, [case.eager for case in made.cases], device)
+                    usual = [eager.run(computes, one, device) for one in ours]
+                    wide, _ = eager.references(computes, ours, usual, device)
                     stored = tuple(wide)
             except ExporterError as error:
                 notes.append(f"{name}: {error}")

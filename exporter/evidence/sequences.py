@@ -234,7 +234,7 @@ def in_precisions(
         base, spared = precisions.base(name), (*kept, *precisions.kept(name))
         if base in precisions.SMALL_WEIGHTS:
             try:
-                stored = _with_stored_weights(made, calls, base, outputs, spared)
+                stored = _with_stored_weights(made, calls, base, device, spared)
             except ExporterError as error:
                 notes.append(f"{name}: {error}")
         elif base != "int8":
@@ -256,13 +256,17 @@ def in_precisions(
 
 
 def _with_stored_weights(
-    made: Golden, calls: Calls, name: str, outputs: tuple[str, ...], kept: Sequence[str]
+    made: Golden, calls: Calls, name: str, device: str, kept: Sequence[str]
 ) -> tuple[Tensors, ...]:
     """Return the outputs of every case in float64, with the weights that a precision stores in fewer bytes."""
     given = list(_sequences(made, len(calls.state.paths) if calls.outside else 0))
-    usual = iter([case.eager for case in made.cases])
-    with precision.computing(calls.plain, name, outputs, kept):
-        found, _ = calls.references(given, [[next(usual) for _ in sequence] for sequence in given])
+    calls.held.restore()
+    try:
+        with precision.computing(calls.plain, name, (), kept):
+            ours = replace(calls, held=Snapshot(calls.held.module))  # the other one would put the original weights back
+            found, _ = ours.references(given, [ours.run(sequence, device) for sequence in given])
+    finally:
+        calls.held.restore()
     return tuple(itertools.chain.from_iterable(found))
 
 

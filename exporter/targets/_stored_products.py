@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 NAMESPACE = "exporter_weights"
+FEW = 32  # rows of the example
 LIBRARIES: list[Any] = []  # what defines the operator in this process
 
 
@@ -94,13 +95,20 @@ def _blocks(module: Any) -> list[Any]:
 
 
 def _lower(rows: Any, small: Any, scale: Any) -> Any:
+    """Use the template for few rows; for more, unpack the weight before a library's product, which is then faster."""
+    import torch
     from torch._inductor import lowering
     from torch._inductor.codegen.cpp_gemm_template import CppGemmTemplate
     from torch._inductor.codegen.cpp_utils import create_epilogue_with_attr
     from torch._inductor.kernel.mm_common import mm_args
     from torch._inductor.select_algorithm import autotune_select_algorithm, realize_inputs
+    from torch._inductor.virtualized import V
 
-    *_, layout, left, right = mm_args(rows, small, mat2_transposed=True)
+    m, *_, layout, left, right = mm_args(rows, small, mat2_transposed=True)
+    if V.graph.sizevars.optimization_hint(m, fallback=1) > FEW:
+        unpacked = lowering.permute(lowering.to_dtype(small, rows.get_dtype()), [1, 0])
+        product = lowering.lowerings[torch.ops.aten.mm.default](rows, unpacked)
+        return product if scale is None else lowering.mul(product, scale)
 
     def scaled(made: Any) -> Any:
         return create_epilogue_with_attr(made, "mul", other=realize_inputs(lowering.expand(scale, layout.size)))
