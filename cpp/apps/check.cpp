@@ -22,8 +22,11 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::string name =
         i < contract.outputs.size() ? contract.outputs[i].name : std::to_string(i);
+    const at::Tensor &eager = golden.eager[i], &reference = golden.reference[i];
     result.outputs.push_back(
-        compare(name, outputs[i], golden.eager[i], golden.reference[i], tolerance));
+        golden.stored.empty()
+            ? compare(name, outputs[i], eager, reference, tolerance)
+            : compare_stored(name, outputs[i], eager, reference, golden.stored[i], tolerance));
   }
 }
 

@@ -16,9 +16,10 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kSchema = 2;  // the latest; schema 1 is read too
-constexpr std::string_view kPrecisions[] = {"fp32", "tf32", "bf16", "fp16", "int8"};
+constexpr std::string_view kPrecisions[] = {"fp32", "tf32",  "bf16", "fp16",
+                                            "int8", "fp16w", "int8w"};
 
-constexpr std::string_view kMixedPrecisions[] = {"bf16", "fp16", "int8"};
+constexpr std::string_view kMixedPrecisions[] = {"bf16", "fp16", "int8", "fp16w", "int8w"};
 constexpr std::string_view kKeptLayers = "+fp32:";
 
 [[noreturn]] void malformed(const std::string& cause) { throw Error(ErrorKind::artifact, cause); }

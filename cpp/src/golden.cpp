@@ -129,6 +129,26 @@ void leave_out(std::vector<GoldenCase>& cases, const json& names) {
   });
 }
 
+/// Takes the outputs with stored weights. Throws if a precision that stores weights has none.
+void take_stored(Golden& golden, const SafeTensors& file, const std::string& precision,
+                 const json& own) {
+  const std::string base = precision.substr(0, precision.find('+'));
+  if (base != "fp16w" && base != "int8w") return;
+  const json& stored = list(own, "stored");
+  TORCH_CHECK(stored.size() == golden.cases.size(), "it has ", stored.size(), " cases stored in ",
+              precision, ", but ", golden.cases.size(), " cases in all");
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    GoldenCase& one = golden.cases[i];
+    TORCH_CHECK(stored[i].is_number_integer(), "`stored` of ", precision, " has no numbers");
+    one.stored =
+        read_tensors(file.tensors, "precisions." + precision + ".stored." + std::to_string(i),
+                     stored[i].get<std::int64_t>());
+    GoldenCase same = one;
+    same.reference = one.stored;
+    require_references(same);
+  }
+}
+
 /// Replaces eager's outputs by its outputs in a precision, and the tolerance by that precision's.
 void take_precision(Golden& golden, const SafeTensors& file, const std::string& precision) {
   const auto all = file.about.find("precisions");
@@ -146,6 +166,7 @@ void take_precision(Golden& golden, const SafeTensors& file, const std::string& 
                              eager[i].get<std::int64_t>());
     require_references(one);
   }
+  take_stored(golden, file, precision, own);
   leave_out(golden.cases, list(own, "without"));
   TORCH_CHECK(!golden.cases.empty(), "it has no case for ", precision);
 }

@@ -268,6 +268,15 @@ OutputParity compare_outputs(const std::string& name, const at::Tensor& actual,
   return compare_floats(std::move(result), values, y.sizes(), tolerance);
 }
 
+/// Returns what eager would return with stored weights: their float64 outputs with eager's own
+/// rounding error.
+at::Tensor moved(const at::Tensor& eager, const at::Tensor& reference, const at::Tensor& stored) {
+  if (!eager.is_floating_point() && !eager.is_complex()) return eager;
+  const at::Tensor error = eager.cpu().to(reference.scalar_type()) - reference;
+  const at::Tensor finite = at::isfinite(eager.cpu()).logical_and(at::isfinite(reference));
+  return (stored + at::where(finite, error, at::zeros_like(error))).to(eager.scalar_type());
+}
+
 }  // namespace
 
 const char* to_string(Verdict verdict) {
@@ -279,6 +288,21 @@ OutputParity compare(const std::string& name, const at::Tensor& actual, const at
                      const at::Tensor& reference, const Tolerance& tolerance) {
   return guarded(ErrorKind::runtime, name + " cannot be compared",
                  [&] { return compare_outputs(name, actual, eager, reference, tolerance); });
+}
+
+OutputParity compare_stored(const std::string& name, const at::Tensor& actual,
+                            const at::Tensor& eager, const at::Tensor& reference,
+                            const at::Tensor& stored, const Tolerance& tolerance) {
+  OutputParity found = compare(name, actual, eager, reference, tolerance);
+  if (found.verdict == Verdict::fail) return found;
+  Tolerance plain = tolerance;
+  plain.min_cosine.reset();
+  const OutputParity same = guarded(ErrorKind::runtime, name + " cannot be compared", [&] {
+    return compare_outputs(name, actual, moved(eager, reference, stored), stored, plain);
+  });
+  if (same.verdict != Verdict::fail) return found;
+  found.worst = same.worst;
+  return failure(std::move(found), "not what the stored weights give: " + same.reason);
 }
 
 }  // namespace exporter

@@ -26,7 +26,15 @@ def save(golden: dict[str, Any], path: Path) -> None:
         for number, case in enumerate(golden["cases"])
     ]
     precisions = {
-        name: {**own, "eager": [put(f"precisions.{name}.{number}", given) for number, given in enumerate(own["eager"])]}
+        name: {
+            **own,
+            "eager": [put(f"precisions.{name}.{number}", given) for number, given in enumerate(own["eager"])],
+            **(
+                {"stored": [put(f"precisions.{name}.stored.{n}", given) for n, given in enumerate(own["stored"])]}
+                if "stored" in own
+                else {}
+            ),
+        }
         for name, own in golden.get("precisions", {}).items()
     }
     pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
@@ -48,4 +56,7 @@ def load(path: Path) -> dict[str, Any]:
         case.update({kind: take(f"cases.{number}.{kind}", case[kind]) for kind in KINDS})
     for name, own in golden["precisions"].items():
         own["eager"] = [take(f"precisions.{name}.{number}", count) for number, count in enumerate(own["eager"])]
+        if "stored" in own:
+            counts = enumerate(own["stored"])
+            own["stored"] = [take(f"precisions.{name}.stored.{number}", count) for number, count in counts]
     return golden

@@ -119,9 +119,12 @@ def save_golden(model: Model, path: Path) -> None:
         )
     usual = {"rtol": 1e-4, "atol": 1e-5, "k": 2.0}
     half = [[t.bfloat16().float() if t.is_floating_point() else t for t in case["eager"]] for case in cases]
+    stored = [[t * 1.01 if t.is_floating_point() else t for t in case["reference"]] for case in cases]
     precisions = {
         "bf16": {"tolerance": {"rtol": 1.6e-2, "atol": 1e-2, "k": 3.0}, "eager": half, "without": []},
         "int8": {"tolerance": usual | {"min_cosine": 0.995}, "eager": [], "without": [cases[-1]["name"]]},
+        "int8w": {"tolerance": usual | {"min_cosine": 0.999}, "eager": [], "without": [], "stored": stored},
+        "fp16w": {"tolerance": usual | {"min_cosine": 0.9999}, "eager": [], "without": []},
     }
     goldens.save({"tolerance": usual, "cases": cases, "precisions": precisions}, path)
 

@@ -577,6 +577,12 @@ TEST_CASE("reads precisions") {
   CHECK(!at::equal(half.cases[0].eager[0], usual.cases[0].eager[0]));
   CHECK(at::equal(crude.cases[0].eager[0], usual.cases[0].eager[0]));
   CHECK_ERROR(golden, "made without fp16", Golden::read(fixtures() / "golden.safetensors", "fp16"));
+  const auto stored = Golden::read(fixtures() / "golden.safetensors", "int8w");
+  REQUIRE(stored.cases[0].stored.size() == usual.cases[0].reference.size());
+  CHECK(!at::equal(stored.cases[0].stored[0], usual.cases[0].reference[0]));
+  CHECK(at::equal(stored.cases[0].eager[0], usual.cases[0].eager[0]));
+  CHECK(usual.cases[0].stored.empty());
+  CHECK_ERROR(golden, "stored", Golden::read(fixtures() / "golden.safetensors", "fp16w"));
 }
 
 TEST_CASE("reads inputs") {

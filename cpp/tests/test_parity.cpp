@@ -127,6 +127,43 @@ TEST_CASE("drift") {
   CHECK(compare("y", ones_but(0.97f), eager, reference, kTolerance).verdict == Verdict::fail);
 }
 
+/// An output with stored weights passes by the cosine, but only if these weights give it.
+TEST_CASE("stored weights") {
+  const Tolerance tolerance{1e-4, 1e-5, 2.0, 0.99};
+  const at::Tensor reference = at::ones({2, 3}, at::kDouble);
+  const at::Tensor stored = ones_but(1.01f).to(at::kDouble);
+  const auto of = [&](const at::Tensor& actual) {
+    return exporter::compare_stored("y", actual, ones(), reference, stored, tolerance);
+  };
+  CHECK(of(ones_but(1.01f)).verdict == Verdict::quantized);
+  check_near(*of(ones_but(1.01f)).max_abs, double(1.01f) - 1);
+  const auto other = of(ones_but(1.011f));
+  CHECK(other.verdict == Verdict::fail);
+  CHECK(other.reason ==
+        "not what the stored weights give: 1.011 where the reference is 1.01 at [1, 2]");
+  CHECK(of(ones()).verdict == Verdict::fail);
+  CHECK(of(ones_but(kNan)).verdict == Verdict::fail);
+  const at::Tensor far = ones_but(2.0f).to(at::kDouble);
+  const auto coarse =
+      exporter::compare_stored("y", far.to(at::kFloat), ones(), reference, far, tolerance);
+  CHECK(coarse.verdict == Verdict::fail);
+  CHECK(coarse.cause == "too-coarse");
+}
+
+/// The error that eager itself has with the original weights is allowed with the stored ones too.
+TEST_CASE("stored weights, and eager's own error") {
+  const Tolerance tolerance{1e-4, 1e-5, 2.0, 0.99};
+  const at::Tensor reference = at::ones({2, 3}, at::kDouble);
+  const auto of = [&](float value) {
+    at::Tensor actual = at::full({2, 3}, 1.02f);
+    actual[1][2] = value;
+    return exporter::compare_stored("y", actual, ones_but(1.01f), reference, reference * 1.02,
+                                    tolerance);
+  };
+  CHECK(of(1.035f).verdict == Verdict::quantized);
+  CHECK(of(1.045f).verdict == Verdict::fail);
+}
+
 TEST_CASE("FAIL") {
   const auto result = judge(ones_but(1.5f), ones());
   CHECK(result.verdict == Verdict::fail);

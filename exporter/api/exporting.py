@@ -71,7 +71,7 @@ def _export(given: ExportArguments) -> Bundle:
             returns them (`def inputs(batch=1, sequence=14)`). Only with a function can dimensions stay dynamic.
         targets: a list or a comma-separated string. A target may set its precision, as in `trace@int8`.
         precision: a list or a comma-separated string: the precisions of all other targets, out of fp32, tf32, bf16,
-            fp16, int8.
+            fp16, int8, fp16w, int8w.
         device: `cpu`, `cuda` or `cuda:N`.
         out: the bundle's directory, by default `artifacts/NAME`. If a variant fails that passes in the bundle that is
             already there, that bundle stays, and the new one is written beside it. `Bundle.path` says where.

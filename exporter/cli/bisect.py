@@ -28,9 +28,9 @@ OWN = ("timeout", "as_json", "quiet")  # options that apply to bundles too
 @click.option(
     "--fix",
     is_flag=True,
-    help="Find options with which the variant passes, prove it, and measure what they cost: layers that an int8, bf16 "
-    "or fp16 variant needs in floating point, a setting of inductor, an operator to leave to torch, or a level of "
-    "onnxruntime's graph optimizations.",
+    help="Find options with which the variant passes, prove it, and measure what they cost: layers that a variant in "
+    "int8, bf16, fp16, int8w or fp16w needs in floating point, a setting of inductor, an operator to leave to torch, "
+    "or a level of onnxruntime's graph optimizations.",
 )
 @_options.of(
     SessionSettings, "timeout", default=1800.0, help="Limit for loading the model, and for each step, in seconds."

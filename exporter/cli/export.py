@@ -65,9 +65,10 @@ class TargetList(click.ParamType[str]):
     default="fp32",
     show_default=True,
     metavar="fp32,tf32,bf16,...",
-    help="Comma-separated precisions to compute in: fp32, tf32, bf16, fp16, int8. Inputs and outputs keep the "
-    "model's dtypes. A target can also name its own, such as trace@int8, or trace@int8+fp32:head, which "
-    "leaves the layer head in float32.",
+    help="Comma-separated precisions to compute in: fp32, tf32, bf16, fp16, int8; or fp16w and int8w, which compute in "
+    "float32 with the weights of linear layers and embeddings stored in float16 or int8. Inputs and outputs keep the "
+    "model's dtypes. A target can also name its own, such as trace@int8, or trace@int8+fp32:head, which leaves the "
+    "layer head in float32.",
 )
 @model_options
 @click.option(

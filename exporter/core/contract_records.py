@@ -19,7 +19,7 @@ STATE = "state."  # prefix of the name of an input or output that is state
 FP32 = "fp32"  # the default precision: that of the model, without TF32
 
 
-PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8")
+PRECISIONS = (FP32, "tf32", "bf16", "fp16", "int8", "fp16w", "int8w")
 
 
 DEVICES = ("cpu", "cuda")
@@ -131,10 +131,11 @@ class Contract:
         "Namespaces of the custom operators that the artifact calls, such as torchvision.", ()
     )
     precision: str = described(
-        "Precision of the computation; fp32 is the model's own. Inputs and outputs keep the model's dtypes. Layers "
-        "that compute in float32 follow +fp32:, separated by +.",
+        "Precision of the computation; fp32 is the model's own. fp16w and int8w compute in float32 with weights stored "
+        "in float16 or int8. Inputs and outputs keep the model's dtypes. Layers that compute in float32, with weights "
+        "of their own, follow +fp32:, separated by +.",
         FP32,
-        pattern=r"^(fp32|tf32|((bf16|fp16|int8)(\+fp32:[\w.-]+(\+[\w.-]+)*)?))$",
+        pattern=r"^(fp32|tf32|((bf16|fp16w?|int8w?)(\+fp32:[\w.-]+(\+[\w.-]+)*)?))$",
     )
     build: Build | None = described(
         "The machine that the artifact's machine code was built for; null if it contains none.", None

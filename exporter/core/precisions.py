@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from exporter.core.contract_records import FP32, PRECISIONS
 from exporter.core.errors import UsageError
 
-MIXED = ("int8", "bf16", "fp16")  # precisions in which layers can stay in float32
+SMALL_WEIGHTS = ("fp16w", "int8w")  # weights in fewer bytes, arithmetic in float32
+MIXED = ("int8", "bf16", "fp16", *SMALL_WEIGHTS)  # precisions in which layers can stay in float32
 LONGEST = 80  # characters for the layers in a file's name
 _MARK = "+fp32:"
 _LAYERS = re.compile(r"[\w.-]+(\+[\w.-]+)*", re.ASCII)  # so that the layers can stand in a file's name

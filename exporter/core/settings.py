@@ -153,9 +153,9 @@ class BuildSettings(Settings):
     )
     keep_float: tuple[str, ...] = option(
         (),
-        "Leave a layer in floating point in int8 variants, and in float32 in bf16 and fp16 variants, by its name in "
-        "the model (encoder.layer.0.output), which includes the layers inside it. May be repeated. `exporter bisect "
-        "--fix` finds the layers.",
+        "Leave a layer in floating point in int8 variants, and in float32 in bf16, fp16, int8w and fp16w variants, by "
+        "its name in the model (encoder.layer.0.output), which includes the layers inside it. May be repeated. "
+        "`exporter bisect --fix` finds the layers.",
         metavar="LAYER",
     )
     inductor: tuple[str, ...] = option(

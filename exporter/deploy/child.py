@@ -28,15 +28,15 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
 def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contract) -> list[tuple[str, int]]:
     """Write the golden's cases that a contract allows as a NumPy `.npz` and return their names and seeds.
 
-    The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager or reference. Of a sequence
-    of calls only the first is written, because later calls depend on the artifact's own outputs.
+    The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager, reference or stored. Of a
+    sequence of calls only the first is written, because later calls depend on the artifact's own outputs.
     """
     found = golden.read(Path(golden_path)).of(promised.precision).cases
     cases = [case for case in found if not case.step and not diagnosis.outside(case.record.sizes, promised)]
     named = {
         f"{number}.{kind}.{index}": tensor.numpy()
         for number, case in enumerate(cases)
-        for kind in ("inputs", "eager", "reference")
+        for kind in ("inputs", "eager", "reference", "stored")
         for index, tensor in enumerate(getattr(case, kind))
     }
     np.savez_compressed(path, **named)

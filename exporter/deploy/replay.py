@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,13 @@ def replay(place: Path) -> Parity:
             for i, got in enumerate(session.run(None, given)):
                 eager, reference = golden[f"{number}.eager.{i}"], golden[f"{number}.reference.{i}"]
                 dtypes = str(got.dtype), str(eager.dtype)
-                outputs.append(asdict(parity.compare(names[i], got, eager, reference, tolerance, dtypes)))
+                one = parity.compare(names[i], got, eager, reference, tolerance, dtypes)
+                if f"{number}.stored.{i}" in golden:
+                    weights = golden[f"{number}.stored.{i}"]
+                    moved = parity.moved(eager, reference, weights)
+                    plain = replace(tolerance, min_cosine=None)
+                    one = parity.with_stored_weights(one, parity.compare(names[i], got, moved, weights, plain, dtypes))
+                outputs.append(asdict(one))
             cases.append({"case": name, "seed": seed, "error": "", "outputs": outputs})
     return parity.summarize(cases)
 

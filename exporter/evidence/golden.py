@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from exporter.core import precisions
 from exporter.core.contract_records import FP32
 from exporter.core.errors import ArtifactError
 from exporter.core.parity_records import CaseRecord, Tolerance
@@ -32,6 +33,7 @@ class Case:
     inputs: Tensors
     eager: Tensors
     reference: Tensors
+    stored: Tensors = ()  # the reference with the weights of `Precision.stored`
 
     @property
     def name(self) -> str:
@@ -79,7 +81,10 @@ class Golden:
             raise ArtifactError(f"the golden was made without {precision}", "export again")
         found = self.precisions[precision]
         eager = found.eager or [case.eager for case in self.cases]
-        cases = [replace(c, eager=e) for c, e in zip(self.cases, eager, strict=True)]
+        if precisions.base(precision) in precisions.SMALL_WEIGHTS and not found.stored:
+            raise ArtifactError(f"the golden lacks the outputs of the weights in {precision}", "export again")
+        stored = found.stored or [()] * len(self.cases)
+        cases = [replace(c, eager=e, stored=s) for c, e, s in zip(self.cases, eager, stored, strict=True)]
         return Golden(tuple(_without(cases, found.without)), found.tolerance, nonfinite=self.nonfinite)
 
 
@@ -87,12 +92,14 @@ class Golden:
 class Precision:
     """The tolerance of a precision, and eager's outputs for each case; empty if those of float32 apply.
 
-    `without` names cases that are not checked in this precision.
+    `without` names cases that are not checked in this precision. `stored` holds the outputs in float64 with the weights
+    that a precision stores in fewer bytes.
     """
 
     tolerance: Tolerance
     eager: tuple[Tensors, ...] = ()
     without: tuple[str, ...] = ()
+    stored: tuple[Tensors, ...] = ()
 
 
 def _without(cases: Sequence[Case], names: Collection[str]) -> Iterator[Case]:
@@ -150,6 +157,7 @@ def save(golden: Golden, path: Path) -> None:
                 "tolerance": _plain_tolerance(own.tolerance),
                 "eager": [put(f"precisions.{name}.{number}", eager) for number, eager in enumerate(own.eager)],
                 "without": list(own.without),
+                **_put_stored(name, own, put),
             }
             for name, own in golden.precisions.items()
         },
@@ -167,6 +175,12 @@ def save(golden: Golden, path: Path) -> None:
     tensor_files.save(stored, path, about)
 
 
+def _put_stored(name: str, own: Precision, put: Callable[[str, Tensors], int]) -> dict[str, list[int]]:
+    if not own.stored:
+        return {}
+    return {"stored": [put(f"precisions.{name}.stored.{number}", one) for number, one in enumerate(own.stored)]}
+
+
 def _plain_tolerance(tolerance: Tolerance) -> dict[str, float]:
     return {name: value for name, value in asdict(tolerance).items() if value is not None}
 
@@ -178,13 +192,18 @@ def read(path: Path) -> Golden:
         cases = tuple(
             Case(_record(c), tuple(c["inputs"]), tuple(c["eager"]), tuple(c["reference"])) for c in data["cases"]
         )
-        precisions = {
-            name: Precision(Tolerance(**p["tolerance"]), tuple(map(tuple, p["eager"])), tuple(p["without"]))
+        others = {
+            name: Precision(
+                Tolerance(**p["tolerance"]),
+                tuple(map(tuple, p["eager"])),
+                tuple(p["without"]),
+                tuple(map(tuple, p.get("stored", ()))),
+            )
             for name, p in data.get("precisions", {}).items()
         }
         spoilt = data.get("nonfinite")
         nonfinite = None if spoilt is None else tuple(map(_nonfinite, spoilt))
-        return Golden(cases, Tolerance(**data["tolerance"]), precisions, nonfinite)
+        return Golden(cases, Tolerance(**data["tolerance"]), others, nonfinite)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}", error.remedy) from error
     except Exception as error:  # a broken file can raise anything
@@ -202,6 +221,9 @@ def _gathered(stored: Mapping[str, torch.Tensor], about: dict[str, Any]) -> dict
         case.update({kind: take(f"cases.{number}.{kind}", case[kind]) for kind in KINDS})
     for name, own in about.get("precisions", {}).items():
         own["eager"] = [take(f"precisions.{name}.{number}", count) for number, count in enumerate(own["eager"])]
+        if "stored" in own:
+            counts = enumerate(own["stored"])
+            own["stored"] = [take(f"precisions.{name}.stored.{number}", count) for number, count in counts]
     for number, one in enumerate(about.get("nonfinite", ())):
         one["expected"] = take(f"nonfinite.{number}", one["expected"])
     return about

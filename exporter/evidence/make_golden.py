@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from exporter.core import precisions, source_lines, time_limit
+from exporter.core.errors import ExporterError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
@@ -164,15 +165,26 @@ def in_precisions(
     """Return eager's outputs in other precisions with their tolerances, and notes about precisions in which it fails.
 
     In these, and in int8, artifacts are compared with eager's outputs in float32. int8 leaves out cases whose values
-    are far beyond its calibration data. `outputs` are the contract's output dtypes. In half precisions, the layers in
-    `kept` and in the precision's name compute in float32.
+    are far beyond its calibration data. Precisions that store weights in fewer bytes have the outputs of these weights
+    in float64 instead. `outputs` are the contract's output dtypes. In half precisions and with stored weights, the
+    layers in `kept` and in the precision's name compute in float32.
     """
     found: dict[str, Precision] = {}
     notes: list[str] = []
     for name, tolerance in tolerances.items():
         given: tuple[Tensors, ...] = ()
+        stored: tuple[Tensors, ...] = ()
         base, spared = precisions.base(name), (*kept, *precisions.kept(name))
-        if base != "int8":
+        if base in precisions.SMALL_WEIGHTS:
+            try:
+                with precision.computing(module, base, outputs, spared) as computes:
+                    ours = [case.inputs for case in made.cases]
+                    usual = [eager.run(computes, one, device) for one in ours]
+                    wide, _ = eager.references(computes, ours, usual, device)
+                    stored = tuple(wide)
+            except ExporterError as error:
+                notes.append(f"{name}: {error}")
+        elif base != "int8":
             try:
                 with precision.computing(module, base, outputs, spared) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
@@ -185,7 +197,7 @@ def in_precisions(
             except Exception as error:  # a model not written for this precision can raise anything
                 notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
         far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
-        found[name] = Precision(tolerance, given, far)
+        found[name] = Precision(tolerance, given, far, stored)
     return found, tuple(notes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,26 @@ def compare(
         reason = f"Inf at {list(index)}: {got[index]} where the reference is {reference[index]}"
         return OutputParity(name, "FAIL", reason, worst=index)
     return _compare_floats(name, got, eager, reference, tolerance)
+
+
+def moved(eager: Array, reference: Array, stored: Array) -> Array:
+    """Return what eager would return with stored weights: their float64 outputs with eager's own rounding error."""
+    if not np.issubdtype(eager.dtype, np.inexact):
+        return eager
+    finite = np.isfinite(eager) & np.isfinite(reference)
+    error = np.subtract(eager, reference, out=np.zeros_like(reference), where=finite)
+    made: Array = (stored + error).astype(eager.dtype)
+    return made
+
+
+def with_stored_weights(found: OutputParity, same: OutputParity) -> OutputParity:
+    """Return the parity of an artifact that stores its weights in fewer bytes.
+
+    `found` is its parity with the original weights, and `same` that with the stored ones, in the tolerance of float32.
+    """
+    if same.verdict != "FAIL" or found.verdict == "FAIL":
+        return found
+    return replace(found, verdict="FAIL", reason=f"not what the stored weights give: {same.reason}", worst=same.worst)
 
 
 def _compare_integers(name: str, got: Array, eager: Array) -> OutputParity:

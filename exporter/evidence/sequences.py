@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from exporter.core import precisions, source_lines, time_limit
+from exporter.core.errors import ExporterError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.evidence import eager, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
@@ -229,8 +230,14 @@ def in_precisions(
     notes: list[str] = []
     for name, tolerance in tolerances.items():
         given: tuple[Tensors, ...] = ()
+        stored: tuple[Tensors, ...] = ()
         base, spared = precisions.base(name), (*kept, *precisions.kept(name))
-        if base != "int8":
+        if base in precisions.SMALL_WEIGHTS:
+            try:
+                stored = _with_stored_weights(made, calls, base, device, spared)
+            except ExporterError as error:
+                notes.append(f"{name}: {error}")
+        elif base != "int8":
             try:
                 given = _run_in(made, calls, base, outputs, device, spared)
                 if spared and base in precision.DTYPES:
@@ -244,8 +251,23 @@ def in_precisions(
             finally:
                 calls.held.restore()
         far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
-        found[name] = Precision(tolerance, given, far)
+        found[name] = Precision(tolerance, given, far, stored)
     return found, tuple(notes)
+
+
+def _with_stored_weights(
+    made: Golden, calls: Calls, name: str, device: str, kept: Sequence[str]
+) -> tuple[Tensors, ...]:
+    """Return the outputs of every case in float64, with the weights that a precision stores in fewer bytes."""
+    given = list(_sequences(made, len(calls.state.paths) if calls.outside else 0))
+    calls.held.restore()
+    try:
+        with precision.computing(calls.plain, name, (), kept):
+            ours = replace(calls, held=Snapshot(calls.held.module))  # the other one would put the original weights back
+            found, _ = ours.references(given, [ours.run(sequence, device) for sequence in given])
+    finally:
+        calls.held.restore()
+    return tuple(itertools.chain.from_iterable(found))
 
 
 def _run_in(

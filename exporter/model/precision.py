@@ -1,4 +1,4 @@
-"""Eager in another precision: weights are cast, and the dtypes of inputs and outputs stay the same for callers.
+"""Eager in another precision: weights are cast or stored, and inputs and outputs keep their dtypes for callers.
 
 torch's kernels of norms and softmax accept half precisions and compute in float32 internally; the golden shows whether
 the result is accurate.
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from exporter.model import kept_layers
+from exporter.core.precisions import SMALL_WEIGHTS
+from exporter.model import kept_layers, small_weights
 from exporter.model.tensors import Tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,9 +32,10 @@ class Cast(torch.nn.Module):
 
 
 def cast(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...], kept: Sequence[str] = ()) -> torch.nn.Module:
-    """Cast `flat` to a half precision in place; return it unchanged for others. `outputs` are names of dtypes.
+    """Cast `flat` to a half precision in place, or store its weights in fewer bytes; leave it as it is for others.
 
-    The layers in `kept` compute in float32. Raises ExportError if the model lacks one of them.
+    `outputs` are names of dtypes. The layers in `kept` compute in float32. Raises ExportError if the model lacks one of
+    them, or has no weights to store.
     """
     return _cast(flat, precision, outputs, kept)[0]
 
@@ -41,6 +43,8 @@ def cast(flat: torch.nn.Module, precision: str, outputs: tuple[str, ...], kept: 
 def _cast(
     flat: torch.nn.Module, precision: str, outputs: tuple[str, ...], kept: Sequence[str]
 ) -> tuple[torch.nn.Module, list[kept_layers.Undo]]:
+    if precision in SMALL_WEIGHTS:
+        return flat, small_weights.apply(flat, precision, kept)
     dtype = DTYPES.get(precision)
     if dtype is None:
         return flat, []

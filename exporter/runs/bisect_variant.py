@@ -34,7 +34,7 @@ def run(
     evidence.require(evidence.problems | evidence.spoilt)
     manifest = layout.read_manifest(place)
     if fix and not can_fix(targets.parse(name)[0]):
-        cause = f"--fix needs a compile or onnx variant, or one in int8, bf16 or fp16, and {name} is not one"
+        cause = f"--fix needs a compile or onnx variant, or one in {', '.join(MIXED)}, and {name} is not one"
         raise UsageError(cause, "leave it out")
     record = _record(manifest, name)
     (variant,) = targets.parse(name)

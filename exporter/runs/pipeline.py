@@ -17,7 +17,7 @@ from pathlib import Path
 
 from exporter import targets
 from exporter.bundle import integrity, layout, provenance, publishing
-from exporter.core import causes, contract, environment, filesystem, tolerances
+from exporter.core import causes, contract, environment, filesystem, precisions, tolerances
 from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
@@ -368,5 +368,6 @@ class _Run:
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:
     reason, remedy, cause = causes.describe(error, record.target, session_checks.crashed(error))
-    remedy = remedy or (causes.INT8 if record.quantized or "@int8" in record.name else "")
+    in_int8 = record.quantized or precisions.base(record.name.partition("@")[2]) == "int8"
+    remedy = remedy or (causes.INT8 if in_int8 else "")
     return replace(record, status="failed", stage=stage, reason=reason, remedy=remedy, cause=cause)

@@ -12,7 +12,7 @@ from exporter.core import machine_code, probing
 from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import command_line, pick
-from exporter.core.precisions import MIXED
+from exporter.core.precisions import MIXED, SMALL_WEIGHTS
 from exporter.core.records import Goal, Manifest, RequestRecord
 from exporter.core.settings import WEIGHTS, RunSettings, SizeSettings, SourceSettings
 from exporter.model import recipes
@@ -70,8 +70,13 @@ class Request(RunSettings, SizeSettings):
             in_int8 = any(variant.base == "int8" for variant in self.variants)
             if one.partition("=")[0] == "freezing" and self.device != "cpu" and in_int8:
                 raise UsageError("on a GPU, freezing would turn the weights of int8 back into bf16", f"remove {one}")
+        if self.device != "cpu" and (small := [v.name for v in self.variants if v.base in SMALL_WEIGHTS]):
+            raise UsageError(
+                f"{small[0]} stores its weights for products on a CPU",
+                "on a GPU choose fp16 or bf16, or compile@int8, whose weights are in int8",
+            )
         if self.keep_float and not any(map(_rounds, self.variants)):
-            raise UsageError("--keep-float applies only to variants in int8, bf16 or fp16", "remove it, or add one")
+            raise UsageError(f"--keep-float applies only to variants in {', '.join(MIXED)}", "remove it, or add one")
         if self.fallback and not any(map(_is_package, self.variants)):
             raise UsageError(
                 "--fallback applies only to packages of the compile target", "remove it, or add the target compile"

@@ -20,6 +20,7 @@ from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSp
 from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.size_range import Sizes
 from exporter.model import custom_ops, layer_names
 from exporter.model.state import carrying
@@ -39,6 +40,7 @@ from exporter.targets import (
     _packages,
     _specialized,
     _steps_inductor,
+    _stored_products,
     _weights,
 )
 from exporter.targets._package_entries import MODEL
@@ -56,7 +58,7 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs", "backend=cudagra
 live_variants = (*MODES, *BACKENDS, "backend=NAME")
 variants = ("", *live_variants)
 precisions = PRECISIONS
-live_precisions = tuple(name for name in PRECISIONS if name != "int8")  # nothing quantizes the module
+live_precisions = tuple(name for name in PRECISIONS if name not in ("int8", *SMALL_WEIGHTS))
 requires = ("torch",)
 native = True
 needs_program = True
@@ -103,6 +105,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with contextlib.ExitStack() as changed:
         for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
             changed.enter_context(patch)
+        if options.precision in SMALL_WEIGHTS:
+            changed.enter_context(_stored_products.compiled())
         if program.entries:
             if program.keeps_state:
                 raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
@@ -111,7 +115,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             ops = tuple(dict.fromkeys(op for graph in graphs.values() for op in custom_ops.of_exported(graph)))
         else:
             ops, unfrozen = _package(program, entries, path, options)
-    ops = tuple(op for op in ops if op not in _int8.COMPILED)
+    ops = tuple(op for op in ops if op not in (*_int8.COMPILED, _stored_products.NAMESPACE))
     build = _build(options)
     contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build, entries=entries)))
     own = _package_entries.notes(entries)
@@ -186,6 +190,11 @@ def _notes(build: Build) -> tuple[str, ...]:
 
 def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     """Return the exported program to compile."""
+    if options.precision in SMALL_WEIGHTS and program.part_of is None:
+        from exporter.model import small_weights
+
+        with small_weights.multiplied_by(program.module, _stored_products.product()):
+            return program.capture(program.module)
     if options.precision != "int8":
         return program.artifact
     from exporter.model import capture, precision
@@ -219,7 +228,8 @@ def _package(
         graphs = {MODEL: graph} | _package_entries.graphs(graph, program, entries)
         _write(graphs, path, settings)
         doubtful = settings["freezing"] and bool(graph.range_constraints) and _convolves(graph)
-        doubtful &= options.precision in ("fp32", "tf32")  # others differ by more than rounding in float32
+        # Those in other precisions differ by more than rounding in float32.
+        doubtful &= options.precision in ("fp32", "tf32", *SMALL_WEIGHTS)
         if not doubtful or program.part_of or _asks_for("freezing", options) or _agrees(path, graph, program, options):
             return ops, ()
         _write(graphs, path, settings | {"freezing": False})

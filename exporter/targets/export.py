@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from exporter.core import contract_files, source_lines
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.json_codec import to_json
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.profile_records import Steps
 from exporter.model import custom_ops, steps
 from exporter.model.state import carrying
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 artifact = "exported.pt2"
 variants = ("",)
-precisions = ("fp32", "tf32", "bf16", "fp16")
+precisions = ("fp32", "tf32", "bf16", "fp16", *SMALL_WEIGHTS)
 requires = ("torch",)
 native = True
 needs_program = True

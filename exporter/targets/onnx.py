@@ -20,6 +20,7 @@ from exporter.core.errors import ArtifactError, Blame, BothFailed, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.parity_records import SizeLimit, Warned
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.model import layer_names
 from exporter.targets import (
     GB,
@@ -30,6 +31,7 @@ from exporter.targets import (
     Part,
     TritonBackend,
     _onnx_axes,
+    _onnx_stored,
     _ort_cuda_graphs,
     _ort_level,
     _specialized,
@@ -89,6 +91,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         return _export_entries(program, path, options)
     translated = _translate((program,), options)
     made = translated.programs[0]
+    if options.precision in SMALL_WEIGHTS:
+        _onnx_stored.keep(made.model.graph)
     size = _weights(made)
     made.model.metadata_props.update(_properties(program, options))
     companion = path.name + ".data"

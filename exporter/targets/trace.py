@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Any
 from exporter.core import contract_files
 from exporter.core.contract_records import PRECISIONS
 from exporter.core.json_codec import to_json
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
-from exporter.targets import GB, Exported, Loaded, Need, Options, TritonBackend, _int8, _specialized, _steps_torchscript
+from exporter.targets import (
+    GB,
+    Exported,
+    Loaded,
+    Need,
+    Options,
+    TritonBackend,
+    _int8,
+    _specialized,
+    _steps_torchscript,
+    _stored_products,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +65,12 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     branches = Branches(len(program.contract.state.tensors) if program.contract.state else 0)
     with warned() as caught, torch.no_grad():
         module, notes = _module(program, options)
-        with branches:
+        packed = _stored_products.scripted(module) if options.precision in SMALL_WEIGHTS else contextlib.nullcontext()
+        with branches, packed:
             parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
             traced = _specialized.script_module(parts, program.function) if parts else _trace(program, module)
         branches.require_no_state()
-        frozen = torch.jit.freeze(traced.eval())
+        frozen = torch.jit.freeze(traced.eval(), preserved_attrs=_stored_products.packed_in(traced))
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract
         if program.keeps_state:

@@ -20,11 +20,12 @@ from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit, Tolerance, Warned
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
-from exporter.model import capture, custom_ops, flattening, kept_layers, precision, recipes, widening
+from exporter.model import capture, custom_ops, flattening, kept_layers, precision, recipes, small_weights, widening
 from exporter.model.no_program import NoProgram
 from exporter.model.state import data_writes
 from exporter.model.state import stateful as states
@@ -344,7 +345,8 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         def make(seed: int) -> Tensors:
             return make_at({}, seed)
 
-        shared = None if chosen in precision.DTYPES else file  # the shared program has the model's own dtypes
+        own = (*precision.DTYPES, *SMALL_WEIGHTS)  # the shared program has the model's own weights
+        shared = None if chosen in own else file
         return capture.Program(
             promised,
             job.options.device,
@@ -402,7 +404,11 @@ def export_variant(
         _ = program.module  # importing the model's code registers the operators and their output shapes
     exported = route.export(program, path, job.options)
     exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
-    if job.options.keep_float and job.options.precision in precision.DTYPES:
+    if job.options.precision in SMALL_WEIGHTS:
+        exported = replace(
+            exported, notes=(small_weights.described(program.module, job.options.precision), *exported.notes)
+        )
+    if job.options.keep_float and job.options.precision in (*precision.DTYPES, *SMALL_WEIGHTS):
         exported = replace(exported, notes=(*exported.notes, f"float32 in {', '.join(job.options.keep_float)}"))
     loading = program.loading_s + sum(entry.loading_s for entry in program.entries.values())
     seconds = time.perf_counter() - started - loading

@@ -111,6 +111,8 @@ def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
         ),
         ("compile", {"portable": True, "inductor": ("cpp.march=native",)}, "changes what --portable sets"),
         ("compile@int8", {"device": "cuda", "inductor": ("freezing=True",)}, "freezing would turn"),
+        ("trace@int8w", {"device": "cuda"}, "trace@int8w stores its weights for products on a CPU"),
+        ("compile,onnx@fp16w+fp32:head", {"device": "cuda:1"}, "stores its weights for products on a CPU"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

@@ -117,7 +117,8 @@ struct Contract {
   std::string target;  ///< the route that made the artifact, such as "trace"
   std::string device;  ///< "cpu" or "cuda"
   std::string torch;   ///< torch version that exported it; may be empty
-  /// Precision of the computation: "fp32" (the model's own), "tf32", "bf16", "fp16" or "int8".
+  /// Precision of the computation: "fp32" (the model's own), "tf32", "bf16", "fp16", "int8",
+  /// or "fp16w" or "int8w", which compute in float32 with weights in fewer bytes.
   /// Layers that compute in float32 follow, as in "int8+fp32:head".
   std::string precision = "fp32";
   std::vector<TensorSpec> inputs;

@@ -24,6 +24,8 @@ struct GoldenCase {
   /// case without a step is independent.
   std::optional<std::int64_t> step;
   Sizes sizes;  ///< of the symbols; some may be missing
+  /// With the weights that the precision stores in fewer bytes: like `reference`; empty for others.
+  std::vector<at::Tensor> stored = {};
 };
 
 /// Cases and their tolerance (docs/formats.md, schema 3). There is at least one case; the first is

@@ -47,4 +47,11 @@ struct OutputParity {
 OutputParity compare(const std::string& name, const at::Tensor& actual, const at::Tensor& eager,
                      const at::Tensor& reference, const Tolerance& tolerance);
 
+/// Compares one output of an artifact that stores its weights in fewer bytes, by the same rule:
+/// with the original weights' `reference` and, in the tolerance of float32, with `stored`, the
+/// outputs of the stored weights in float64.
+OutputParity compare_stored(const std::string& name, const at::Tensor& actual,
+                            const at::Tensor& eager, const at::Tensor& reference,
+                            const at::Tensor& stored, const Tolerance& tolerance);
+
 }  // namespace exporter

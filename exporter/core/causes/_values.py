@@ -68,8 +68,8 @@ CAUSES = (
     Cause(
         "too-coarse",
         (),
-        "int8 is too coarse for this model, or the calibration inputs differ too much from the golden's",
-        "give more real inputs (samples() in the recipe), or ship bf16 or fp16",
+        "The precision is too coarse for this model, or int8's calibration inputs differ too much from the golden's",
+        "keep layers in float32 (--keep-float), give more real inputs (samples() in the recipe), or ship bf16 or fp16",
     ),
     Cause(
         "number-in-a-trace",

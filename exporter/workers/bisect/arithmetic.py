@@ -14,7 +14,9 @@ from exporter.model.tensors import Tensors
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 QUANTIZED = tuple(getattr(torch.ops.aten, name).default for name in ("linear", "conv1d", "conv2d", "conv3d"))
 PRODUCTS = ("mm", "addmm", "matmul", "bmm", "baddbmm", "scaled_dot_product_attention")
+STORED = (torch.ops.aten.linear.default, torch.ops.aten.embedding.default)
 LAYERS = (*QUANTIZED, *(getattr(torch.ops.aten, name).default for name in PRODUCTS))
+APPLIES = {"int8": QUANTIZED, "fp16w": STORED, "int8w": STORED}  # precisions of some operators only
 
 
 def eager(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Tensors:
@@ -132,6 +134,9 @@ ROUNDINGS: dict[str, Lower] = {
 }
 
 
+WEIGHTS: dict[str, Lower] = {"fp16w": ROUNDINGS["fp16"], "int8w": int8_rows}  # of precisions that store them
+
+
 class Lowered(fx.Interpreter):
     """Runs a graph in float32, in which the operands of some nodes are rounded first.
 
@@ -139,7 +144,10 @@ class Lowered(fx.Interpreter):
     """
 
     def __init__(self, module: fx.GraphModule, nodes: Collection[str], rounding: str, results: bool = False) -> None:
-        """Round the operands of the nodes with these names: to `tf32`, `bf16`, `fp16`, or `int8` for layers."""
+        """Round the operands of the nodes with these names: to `tf32`, `bf16`, `fp16`, or `int8` for layers.
+
+        `fp16w` and `int8w` round only the weights of linear layers and embeddings.
+        """
         super().__init__(module, garbage_collect_values=True)
         self.chosen, self.rounding, self.results = frozenset(nodes), rounding, results
 
@@ -147,6 +155,10 @@ class Lowered(fx.Interpreter):
         if n.name not in self.chosen:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if self.rounding in WEIGHTS:
+            place = 0 if n.target is torch.ops.aten.embedding.default else 1
+            args = (*args[:place], WEIGHTS[self.rounding](args[place]), *args[place + 1 :])
+            return self.call_function(n.target, args, kwargs)
         if self.rounding == "int8":
             args = (int8(args[0]), int8_rows(args[1]), *args[2:])
             return self.call_function(n.target, args, kwargs)

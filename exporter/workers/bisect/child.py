@@ -25,6 +25,7 @@ from exporter.core import source_lines
 from exporter.core.contract_records import FP32
 from exporter.core.errors import ArtifactError, ContractError, ExportError
 from exporter.core.parity_records import SizeLimit
+from exporter.core.precisions import MIXED
 from exporter.evidence import golden as goldens
 from exporter.evidence import metrics, samples
 from exporter.model import capture, recipes
@@ -104,7 +105,7 @@ class _Inquiry:
             self.builder.runner = self.asked.runner
             found = self._examined()
         precision = self.job.options.precision
-        if self.asked.fix and found.verdict in ("compiler", "converter") and precision in (*DTYPES, "int8"):
+        if self.asked.fix and found.verdict in ("compiler", "converter") and precision in MIXED:
             plain = self._in_float32().module
             blamed = [node.module for node in found.nodes if node.module]
             found = self._with_layers(found, plain, tuple(dict.fromkeys((*blamed, *_leaves(plain)))))
@@ -239,7 +240,7 @@ class _Inquiry:
         except ExportError as error:
             found = replace(found, notes=(f"layers were not ranked, because there is no exported program: {error}",))
             paths = _leaves(program.module)
-        if self.asked.fix and self.reason and precision in (*DTYPES, "int8"):
+        if self.asked.fix and self.reason and precision in MIXED:
             found = self._with_layers(found, program.module, paths)
         return found
 

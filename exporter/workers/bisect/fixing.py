@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from exporter.core import source_lines
+from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.evidence import golden as goldens
 from exporter.evidence import make_golden
 from exporter.evidence.golden import Golden
@@ -52,11 +53,16 @@ class Trials:
         """Return whether the variant computes in a half precision."""
         return self.options.precision in precision.DTYPES
 
+    @property
+    def changes_eager(self) -> bool:
+        """Return whether the variant's precision changes the module, and not what a target makes of it."""
+        return self.in_half or self.options.precision in SMALL_WEIGHTS
+
     def run(self, options: Options, what: str) -> Run | None:
         """Build the variant with these options; return None if that fails, and remember why."""
         usual, program = self.builder.options, self.builder.program
         try:
-            if self.in_half and options.keep_float != usual.keep_float:
+            if self.changes_eager and options.keep_float != usual.keep_float:
                 self.builder.program = self._program(options.keep_float)
             self.builder.options = options
             return self.builder.again()
@@ -93,7 +99,8 @@ class Trials:
         @functools.cache
         def make() -> torch.nn.Module:
             made = precision.cast(copy.deepcopy(self.plain), self.options.precision, self._outputs(), kept)
-            kept_layers.require_crossed(made, kept, program.example)
+            if self.in_half:
+                kept_layers.require_crossed(made, kept, program.example)
             return made
 
         entries = {size: replace(entry, make_module=make) for size, entry in program.entries.items()}
@@ -102,7 +109,7 @@ class Trials:
     def _golden(self, kept: tuple[str, ...]) -> Golden:
         """Return the golden of the variant's precision; eager keeps the same layers in float32."""
         name, judged = self.options.precision, self.options.judged_as or self.options.precision
-        if not self.in_half or kept == self.options.keep_float:
+        if not self.changes_eager or kept == self.options.keep_float:
             return goldens.alone(self.golden.of(judged))
         tolerances = {name: self.golden.precisions[judged].tolerance}
         device = self.options.device

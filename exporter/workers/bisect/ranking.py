@@ -38,8 +38,8 @@ class Layer:
 def rank(graph: Graph, inputs: Tensors, precision: str) -> list[Layer]:
     """Return the layers, worst first, and last those for which the time did not suffice.
 
-    int8 applies to products with weights. A half precision applies to every operator, so that the operators of one
-    module are one layer.
+    int8 applies to products with weights, and stored weights to linear layers and embeddings. A half precision applies
+    to every operator, so that the operators of one module are one layer.
     """
     module = graph.until(graph.cuts[-1])
     own, exact = arithmetic.eager(module, inputs), arithmetic.reference(module, inputs)
@@ -56,7 +56,7 @@ def rank(graph: Graph, inputs: Tensors, precision: str) -> list[Layer]:
 
 def _layers(graph: Graph, precision: str) -> Sequence[Layer]:
     if precision not in DTYPES:
-        targets = arithmetic.QUANTIZED if precision == "int8" else arithmetic.LAYERS
+        targets = arithmetic.APPLIES.get(precision, arithmetic.LAYERS)
         nodes = [node for node in graph.nodes if node.target in targets]
         return [Layer(graph.describe(node).module, (node,)) for node in nodes]
     groups: dict[str, list[fx.Node]] = {}

@@ -233,13 +233,18 @@ class Judge:
         """Compare an artifact's outputs with a golden case. Raises ArtifactError if their number differs."""
         if len(outputs) != len(case.eager):
             raise ArtifactError(f"{len(outputs)} outputs, expected {len(case.eager)}")
-        triples = zip(self.outputs, outputs, case.eager, case.reference, strict=True)
-        return [
-            parity.compare(
-                name, _array(y), _array(e), _array(r), self.golden.tolerance, (dtype_name(y.dtype), dtype_name(e.dtype))
-            )
-            for name, y, e, r in triples
-        ]
+        tolerance = self.golden.tolerance
+        found: list[parity.OutputParity] = []
+        for name, y, e, r in zip(self.outputs, outputs, case.eager, case.reference, strict=True):
+            dtypes = dtype_name(y.dtype), dtype_name(e.dtype)
+            one = parity.compare(name, _array(y), _array(e), _array(r), tolerance, dtypes)
+            if case.stored:
+                weights = _array(case.stored[len(found)])
+                eager = parity.moved(_array(e), _array(r), weights)
+                same = parity.compare(name, _array(y), eager, weights, replace(tolerance, min_cosine=None), dtypes)
+                one = parity.with_stored_weights(one, same)
+            found.append(one)
+        return found
 
 
 class _Sequence:
