@@ -83,12 +83,22 @@ class TargetList(click.ParamType[str]):
 @_options.of(RunSettings, "replace")
 @_options.of(SessionSettings, "threads")
 @_options.of(TimingSettings)
+@_options.of(RunSettings, "tune")
 @_options.of(SessionSettings, "timeout")
 @_options.of(BuildSettings, "memory_limit_gb")
 @_options.of(ParitySettings)
-@_options.of(BuildSettings, "opset", "keep_float", "inductor", "fallback", "graph_optimization")
+@_options.of(
+    BuildSettings,
+    "opset",
+    "keep_float",
+    "inductor",
+    "fallback",
+    "graph_optimization",
+    "session_options",
+    "channels_last",
+)
 @_options.of(SessionSettings, "allow_cpu_fallback", "cuda_graphs")
-@_options.of(BuildSettings, "fullgraph", "portable")
+@_options.of(BuildSettings, "fullgraph", "channels_last", "portable")
 @goal_options("latency")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of the table.")
 @_options.QUIET

@@ -33,7 +33,7 @@ AGAIN = "export again, and run `exporter compare` on both bundles"
 MEASURED = frozenset((
     "command", "created", "environment", "exporter", "reproduce", "lifecycle", "load_s", "first_call_ms",
     "cached_call_ms", "peak_rss_mb", "gpu_mb", "timings", "sweep", "machine", "samples", "notes", "warnings", "bytes",
-    "sha256",
+    "sha256", "tuning",
 ))  # fmt: skip
 DERIVED = {
     checksums.NAME: "derived: the hashes of the other files",
@@ -80,7 +80,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder, listener() as heard:
         out = Path(folder, place.resolve().name)
         try:
-            made, new = pipeline.run(replace(request, out=out, bench=False, goal=manifest.goal), heard)
+            made, new = pipeline.run(replace(request, out=out, bench=False, tune=0.0, goal=manifest.goal), heard)
         except JobError as error:
             raise ArtifactError(f"{place} cannot be built again: {error}", error.remedy) from error
         except BundleError as error:
