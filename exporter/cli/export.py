@@ -87,16 +87,7 @@ class TargetList(click.ParamType[str]):
 @_options.of(SessionSettings, "timeout")
 @_options.of(BuildSettings, "memory_limit_gb")
 @_options.of(ParitySettings)
-@_options.of(
-    BuildSettings,
-    "opset",
-    "keep_float",
-    "inductor",
-    "fallback",
-    "graph_optimization",
-    "session_options",
-    "channels_last",
-)
+@_options.of(BuildSettings, "opset", "keep_float", "inductor", "fallback", "graph_optimization", "session_options")
 @_options.of(SessionSettings, "allow_cpu_fallback", "cuda_graphs")
 @_options.of(BuildSettings, "fullgraph", "channels_last", "portable")
 @goal_options("latency")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from exporter.core.json_schema import described
+from exporter.core.option import settings
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,18 @@ def kept(tried: Iterable[Tried]) -> tuple[Choice, ...]:
     return tuple(one.choice for one in tried if one.verdict == "kept")
 
 
-def changed(settings: Any, choices: Iterable[Choice]) -> Any:
+def changed(record: Any, choices: Iterable[Choice]) -> Any:
     """Return a record of settings with these choices made in it."""
+    kinds = {one.name: one.kind for one in settings(record)}
     for choice in choices:
-        now = getattr(settings, choice.setting)
+        now = getattr(record, choice.setting)
+        kind = kinds.get(choice.setting, type(now))
         if isinstance(now, tuple):
             value: Any = (*now, *choice.values)
         else:
-            value = choice.values[0] == "True" if isinstance(now, bool) else type(now)(choice.values[0])
-        settings = replace(settings, **{choice.setting: value})
-    return settings
+            value = choice.values[0] == "True" if kind is bool else kind(choice.values[0])
+        record = replace(record, **{choice.setting: value})
+    return record
 
 
 def told(tried: Sequence[Tried]) -> list[str]:

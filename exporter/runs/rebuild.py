@@ -172,6 +172,7 @@ def _reason(name: str, manifest: Manifest, made: Manifest) -> str:
 
 
 def _plain(manifest: Manifest) -> Any:
-    """Return the manifest as JSON, without the eager row, which exists only if the run was timed."""
+    """Return the manifest as JSON, without what only a timed run has: the eager row, its request to time and tune."""
     exported = tuple(variant for variant in manifest.variants if variant.name != EAGER)
-    return json.loads(to_json(replace(manifest, variants=exported)))
+    asked = manifest.request and replace(manifest.request, bench=False, tune=0.0)
+    return json.loads(to_json(replace(manifest, variants=exported, request=asked)))

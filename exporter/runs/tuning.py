@@ -67,7 +67,7 @@ class Found:
             tried = replace(tried, verdict="rejected", reason=self.reason)
         if not self.ratios:
             return tried
-        kind, worst = max(self.ratios.items(), key=lambda one: one[1].value)
+        kind, worst = max(self.ratios.items(), key=lambda one: one[1].high)
         return replace(tried, session=kind, ratio=worst.value, low=worst.low, high=worst.high)
 
 
@@ -135,12 +135,12 @@ class Tuning:
         """Measure a choice in two pairs of processes; return what was found, and the build with it if it is kept."""
         options = changed(now.options, [candidate.choice])
         try:
-            other = replace(now, options=options) if candidate.at_load else self._build(builder, options)
+            other = replace(now, options=options) if candidate.at_load else _build(builder, self.bundle, options)
             first = self._compare(candidate, now, other, check=False)
             if first.reason:
                 return first.tried(candidate), None
             if candidate.at_load and not candidate.advice:  # from here on the artifact itself carries it
-                other = self._build(builder, options)
+                other = _build(builder, self.bundle, options)
             second = self._compare(candidate, now, other, check=True)
         except ExporterError as error:
             return Tried(candidate.choice, "rejected", f"{error}"), None
@@ -148,13 +148,6 @@ class Tuning:
             return _least(first, second).tried(candidate), None
         other = replace(other, record=session_checks.conclude(other.record, second.checked))
         return _least(first, second).tried(candidate), other
-
-    def _build(self, builder: _Builder, options: targets.Options) -> Built:
-        record = builder.build(options)
-        if record.artifact is None:
-            raise JobError(f"{record.name} wrote no artifact")
-        path = (builder.folder / record.artifact.path).relative_to(self.bundle)
-        return Built(replace(record, artifact=replace(record.artifact, path=path.as_posix())), options)
 
     def _compare(self, candidate: targets.Candidate, now: Built, other: Built, check: bool) -> Found:
         """Open both in new processes, `check` the one with the choice against the golden, and time them."""
@@ -217,6 +210,15 @@ class _Builder:
         return self.export(options, self.folder, max(self.seconds, 1.0))
 
 
+def _build(builder: _Builder, bundle: Path, options: targets.Options) -> Built:
+    """Build with these options, inside the bundle's folder."""
+    record = builder.build(options)
+    if record.artifact is None:
+        raise JobError(f"{record.name} wrote no artifact")
+    path = (builder.folder / record.artifact.path).relative_to(bundle)
+    return Built(replace(record, artifact=replace(record.artifact, path=path.as_posix())), options)
+
+
 def _started(opener: session_checks.Opener, opened: contextlib.ExitStack) -> Session:
     session = opener()
     opened.callback(session.close)
@@ -234,9 +236,9 @@ def _too_late(candidate: targets.Candidate, record: VariantRecord, left: float) 
 
 def _least(first: Found, second: Found) -> Found:
     """Return the pair of processes in which a choice gained least, with the reason of either."""
-    if not second.ratios or not first.ratios:
-        return second
-    worst = max((first, second), key=lambda one: max(ratio.value for ratio in one.ratios.values()))
+    if not second.ratios:
+        return replace(second, ratios=first.ratios)
+    worst = max((first, second), key=lambda one: max(ratio.high for ratio in one.ratios.values()))
     return replace(worst, reason=second.reason)
 
 
