@@ -310,7 +310,7 @@ class _Run:
                 tuner, record = None, replace(record, notes=(*record.notes, f"not tuned: {why}"))
             judged = self._explained(self.judging.judge(record, prepared, keep and not tuner))
             if tuner and judged.status == "passed":
-                self._explained(self.judging.judge(self._tune(tuner, judged, prepared), prepared, keep))
+                self._tune(tuner, judged, prepared)
 
     def _tuner(self, record: VariantRecord, prepared: Prepared) -> Tuning:
         variant = next(v for v in self.request.variants if v.name == record.name)
@@ -328,26 +328,42 @@ class _Run:
             self.listener.stage,
         )
 
-    def _tune(self, tuner: Tuning, record: VariantRecord, prepared: Prepared) -> VariantRecord:
-        """Return the record of a variant that passed, tuned. Its artifact is replaced if a choice is kept."""
-        variant = tuner.variant
+    def _tune(self, tuner: Tuning, record: VariantRecord, prepared: Prepared) -> None:
+        """Tune a variant that passed, and judge it again. The artifact is replaced only if the tuned one passes too."""
 
         def build(chosen: targets.Options, folder: Path, seconds: float) -> VariantRecord:
-            path, timeout = folder / variant.artifact, min(seconds, self.request.timeout)
-            exported, took = self._run_export(variant, prepared, path, chosen, self.zygote, timeout)
-            return _described(self._begin(variant), prepared, path, exported, took)
+            path, timeout = folder / tuner.variant.artifact, min(seconds, self.request.timeout)
+            exported, took = self._run_export(tuner.variant, prepared, path, chosen, self.zygote, timeout)
+            return _described(self._begin(tuner.variant), prepared, path, exported, took)
 
         try:
             tuned = tuner.tune(record, build)
-            if tuned.record is None:
-                return self.draft.keep(replace(record, tuning=tuned.tried))
-            choices = {record.name: (*self.request.chosen.get(record.name, ()), *kept(tuned.tried))}
-            reproduce = replace(self.request, chosen=choices).reproduce(record.name)
-            better = replace(tuned.record, tuning=tuned.tried, reproduce=reproduce)
-            with tuning.replaced(self.root, record, better, tuner.work / "aside") as there:
-                return self.draft.keep(there)
+            found = replace(record, tuning=tuned.tried)
+            if tuned.record is not None:
+                found = self._replace(found, tuned.record, tuner.work / "aside", prepared)
         finally:
             layout.remove(tuner.work)
+        if found.artifact == record.artifact:
+            self._explained(self.judging.judge(found, prepared))
+
+    def _replace(self, old: VariantRecord, new: VariantRecord, aside: Path, prepared: Prepared) -> VariantRecord:
+        """Judge the tuned artifact in the place of the old one; return its record. If it fails, restore the old one."""
+        choices = {old.name: (*self.request.chosen.get(old.name, ()), *kept(old.tuning))}
+        new = replace(
+            new, tuning=old.tuning, reproduce=replace(self.request, chosen=choices).reproduce(old.name), untimed=""
+        )
+        try:
+            with tuning.replaced(self.root, old, new, aside) as there:
+                judged = self._explained(self.judging.judge(there, prepared))
+                if judged.status != "passed":
+                    raise JobError(f"with all choices it fails at {judged.stage}: {judged.reason}")
+                return judged
+        except BaseException as error:
+            undone = replace(old, tuning=tuning.undone(old.tuning, str(error)))
+            self.draft.keep(undone)
+            if not isinstance(error, JobError) or self.sessions.stopped:
+                raise
+            return undone
 
     def _time(self, points: tuple[str, ...]) -> None:
         baseline = EAGER, "python"

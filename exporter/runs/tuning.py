@@ -242,6 +242,11 @@ def _least(first: Found, second: Found) -> Found:
     return replace(worst, reason=second.reason)
 
 
+def undone(tried: tuple[Tried, ...], reason: str) -> tuple[Tried, ...]:
+    """Return what was tried, with what was kept rejected for this reason."""
+    return tuple(replace(one, verdict="rejected", reason=reason) if one.verdict == "kept" else one for one in tried)
+
+
 @contextlib.contextmanager
 def replaced(bundle: Path, old: VariantRecord, new: VariantRecord, aside: Path) -> Iterator[VariantRecord]:
     """Put the files of `new` in the place of those of `old`; yield its record there. Undo it all if the body raises.

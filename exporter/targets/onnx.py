@@ -417,8 +417,8 @@ def candidates(options: Options) -> Iterator[Candidate]:
         for level in ("extended", "basic"):
             yield Candidate(Choice("graph_optimization", (level,)), at_load=True)
     given = {one.partition("=")[0] for one in options.session_options}
-    on_cpu = ("session.intra_op.allow_spinning=0", "enable_cpu_mem_arena=False") if options.device == "cpu" else ()
-    for one in ("execution_mode=parallel", *on_cpu, "enable_mem_pattern=False"):
+    on_cpu = ("enable_cpu_mem_arena=False", "session.intra_op.allow_spinning=0", "execution_mode=parallel")
+    for one in (*(on_cpu if options.device == "cpu" else ()), "enable_mem_pattern=False"):
         if one.partition("=")[0] not in given:
             yield Candidate(Choice("session_options", (one,)), at_load=True)
     yield from _candidates.fewer_threads(options)

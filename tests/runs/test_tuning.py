@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from exporter.core.records import ArtifactRecord, Manifest, VariantRecord
 from exporter.core.tuning_records import Choice, Tried, changed, kept, told
 from exporter.report import console, markdown
 from exporter.runs import pipeline, tuning
+from exporter.runs.judging import Judging
 from exporter.runs.request import Request, again
 from exporter.targets import Candidate, Options
 from exporter.workers.children import EXPORTING, Zygote
+from exporter.workers.messages import Prepared
 
 FASTER, WRONG, EQUAL, RAISES, CRASHES, DIES_LATER, SLOWER_AT_8, FASTEST = range(18, 26)  # as in plugin/tuned_plugin.py
 SETTINGS: dict[str, Any] = {"bench": True, "tune": 60.0, "time_budget": 0.3}
@@ -215,6 +218,26 @@ def test_an_interrupted_tuning_leaves_the_artifact_as_it_was(tmp_path: Path, mon
     assert tuned(made).artifact == layout.record(out / "tuned.pt")
     assert [one.name for one in tmp_path.iterdir()] == ["bundle"]
     assert not integrity.examine(out, Trust()).problems
+
+
+def test_the_artifact_stays_if_the_tuned_one_fails_in_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The final check of the tuned artifact fails, as that of a model that is not repeatable may."""
+    judge = Judging.judge
+
+    def failing(self: Judging, record: VariantRecord, prepared: Prepared, keep: bool = True) -> VariantRecord:
+        found = judge(self, record, prepared, keep)
+        failed = kept(record.tuning) != () and found.status == "passed"
+        return replace(found, status="failed", stage="check", reason="not today") if failed else found
+
+    monkeypatch.setattr(Judging, "judge", failing)
+    made, place = run("tiny:mlp", "tuned", **SETTINGS)
+    row = tuned(made)
+    assert (row.status, opened(place), verdicts(made)) == ("passed", "0", [(str(FASTER), "rejected")])
+    assert row.tuning[0].reason == "with all choices it fails at check: not today"
+    assert row.artifact == layout.record(place / "tuned.pt")
+    assert "--opset" not in row.reproduce
+    assert row.timings
+    assert not integrity.examine(place, Trust()).problems
 
 
 def test_variants_that_are_not_tuned_say_why(run: Run) -> None:
