@@ -323,7 +323,7 @@ class _Run:
             self.alone,
             self.draft.manifest.golden,
             tuple(prepared.points)[1:],
-            latency.Budget(self.request.time_budget),
+            latency.Budget(min(self.request.time_budget, tuning.TIMED_S)),
             self.request.timeout,
             self.listener.stage,
         )

@@ -24,6 +24,7 @@ from exporter.runs import latency, session_checks
 from exporter.workers.children import Zygote
 from exporter.workers.session.client import Session
 
+TIMED_S = 2.0  # most seconds of timed calls of a session, so that more choices can be tried
 WITHOUT, WITH = "without the choice", "with the choice"  # names in the rotation
 
 
