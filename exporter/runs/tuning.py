@@ -181,6 +181,9 @@ class Tuning:
         measured = latency.measure(
             sessions, self.points, self.budget, baseline, lambda *_: progress(name, f"tune {candidate.choice}")
         )
+        busy = measured.machine if measured.machine and measured.machine.busy else None
+        doubt = f"not faster beyond doubt{f', on a busy machine ({busy.describe()})' if busy else ''}"
+        widened = 1 + (busy.lost if busy else 0.0)  # as in the report: a busy machine may favour either
         reason, at_example = "", {}
         for point, series in measured.points.items():
             for kind in (kind for which, kind in series if which == WITH):
@@ -190,7 +193,7 @@ class Tuning:
                 ratio = Ratio(stats.ratio(*pair), *stats.ratio_interval(*pair))
                 if point == latency.EXAMPLE:
                     at_example[kind] = ratio
-                    reason = reason or ("" if ratio.high < 1 else f"not faster beyond doubt ({kind})")
+                    reason = reason or ("" if ratio.high * widened < 1 else f"{doubt} ({kind})")
                 elif ratio.low > 1:
                     said = f"{ratio.value:.2f} ({ratio.low:.2f}…{ratio.high:.2f})"
                     reason = reason or f"slower at {point}: {said} times the latency ({kind})"
@@ -232,7 +235,9 @@ def _too_late(candidate: targets.Candidate, record: VariantRecord, left: float) 
     needed = 0.0 if candidate.at_load else record.lifecycle.export_s or 0.0
     if left > needed:
         return ""
-    return f"not tried: building takes about {needed:.0f} s, and {max(left, 0):.0f} s were left"
+    if left <= 0:
+        return "not tried: the time was over"
+    return f"not tried: building takes about {needed:.0f} s, and {left:.0f} s were left"
 
 
 def _least(first: Found, second: Found) -> Found:

@@ -412,15 +412,15 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
 
 
 def candidates(options: Options) -> Iterator[Candidate]:
-    """Yield what --tune tries: levels of optimization, and how a session schedules nodes and takes memory."""
-    if options.graph_optimization == "all":
-        for level in ("extended", "basic"):
-            yield Candidate(Choice("graph_optimization", (level,)), at_load=True)
+    """Yield what --tune tries: how a session takes memory and schedules nodes, and levels of optimization."""
     given = {one.partition("=")[0] for one in options.session_options}
     on_cpu = ("enable_cpu_mem_arena=False", "session.intra_op.allow_spinning=0", "execution_mode=parallel")
     for one in (*(on_cpu if options.device == "cpu" else ()), "enable_mem_pattern=False"):
         if one.partition("=")[0] not in given:
             yield Candidate(Choice("session_options", (one,)), at_load=True)
+    if options.graph_optimization == "all":
+        for level in ("extended", "basic"):
+            yield Candidate(Choice("graph_optimization", (level,)), at_load=True)
     yield from _candidates.fewer_threads(options)
 
 
