@@ -16,6 +16,7 @@ from exporter.core.option import option
 from exporter.core.parity_records import CaseRecord, Parity, SizeLimit, Tolerance, Warned
 from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
 from exporter.core.timing_records import MachineLoad, Timing
+from exporter.core.tuning_records import Tried
 
 SCHEMA = 1  # of the manifest, and of every format without its own number
 
@@ -127,6 +128,7 @@ class VariantRecord:
         "empty.",
         (),
     )
+    tuning: tuple[Tried, ...] = described("What --tune tried, in that order.", ())
 
     @property
     def quantized(self) -> bool:

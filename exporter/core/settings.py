@@ -190,6 +190,18 @@ class BuildSettings(Settings):
         flag="--reuse/--no-reuse",
         effect=False,
     )
+    session_options: tuple[str, ...] = option(
+        (),
+        "Change how onnxruntime runs an ONNX model: execution_mode=parallel, enable_mem_pattern=False or an entry such "
+        "as session.intra_op.allow_spinning=0. The model's metadata records it. May be repeated.",
+        flag="--session-option",
+        metavar="NAME=VALUE",
+    )
+    channels_last: bool = option(
+        False,
+        "Trace the model with images and the weights of convolutions in the channels-last layout. Callers pass images "
+        "in any layout.",
+    )
     portable: bool = option(
         False,
         "Compile packages for any x86-64-v3 CPU (AVX2) instead of this machine's CPU. GPU code always targets this "
@@ -236,6 +248,14 @@ class TimingSettings(Settings):
 class RunSettings(TimingSettings, ParitySettings, BuildSettings, SessionSettings, ModelSettings):
     """Every setting of a run except its model, sizes, variants, device and folder."""
 
+    tune: float = option(
+        0.0,
+        "Look for faster ways to build and load each variant, for about this many seconds each: choices are built, "
+        "checked and timed one after another, and none is begun once they are over. A choice is kept only if it is "
+        "faster beyond doubt and loses no parity. By default nothing is tried.",
+        metavar="SECONDS",
+        minimum=0,
+    )
     replace: bool = option(
         False,
         "Replace the existing bundle even if that loses a passing variant because it failed in this run or was not "

@@ -54,7 +54,14 @@ RULE = (
         "core/runners",
         "core/settings",
     ),
-    *("core/size_range", "core/source_lines", "core/timing_records", "evidence/__init__", "evidence/parity"),
+    *(
+        "core/size_range",
+        "core/source_lines",
+        "core/timing_records",
+        "core/tuning_records",
+        "evidence/__init__",
+        "evidence/parity",
+    ),
 )
 FROM_SCRATCH = """# {about}: exporter-run and the libraries that it loads; no Python, no shell
 FROM scratch
@@ -152,6 +159,7 @@ def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, p
         cases = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
     level = _ort_level.NAMES[_ort_level.recorded(place / artifact)]
     config = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases, "graph_optimization": level}
+    config["session_options"] = [_ort_level.parse(one) for one in _ort_level.session_options(place / artifact)]
     (model / "golden.json").write_text(json.dumps(config) + "\n")
 
 

@@ -26,6 +26,12 @@ def replay(place: Path) -> Parity:
     tolerance = Tolerance(**config["tolerance"])
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, config["graph_optimization"])
+    for name, value in config["session_options"]:
+        if "." in name:
+            settings.add_session_config_entry(name, value)
+        else:
+            mode = name == "execution_mode"
+            setattr(settings, name, getattr(onnxruntime.ExecutionMode, value) if mode else value)
     session = onnxruntime.InferenceSession(place / config["model"], settings, providers=["CPUExecutionProvider"])
     names = [spec.name for spec in session.get_outputs()]
     cases = []

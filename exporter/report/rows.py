@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from exporter.core import runners
+from exporter.core import runners, tuning_records
 from exporter.core.records import EAGER, Manifest, SessionRecord, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 
@@ -267,8 +267,9 @@ def heading(manifest: Manifest) -> list[str]:
 
 
 def notes(variant: VariantRecord) -> list[str]:
-    """Return the notes on a variant, and why it was not timed."""
-    return [*variant.notes, *([f"not timed: {variant.untimed}"] if variant.untimed else [])]
+    """Return the notes on a variant, what tuning found, and why it was not timed."""
+    untimed = [f"not timed: {variant.untimed}"] if variant.untimed else []
+    return [*variant.notes, *tuning_records.told(variant.tuning), *untimed]
 
 
 def hints(manifest: Manifest) -> list[str]:

@@ -42,7 +42,7 @@ def run(
     rebuild.require_materials(place, request)
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         job = request.job(Path(folder))
-        options = job.options.of(variant)
+        options = request.options(job, variant)
         runner = environment.find_runner() if _fails_in_cpp(record) else None
         asked = Asked(
             record.target,

@@ -22,15 +22,17 @@ from exporter.core.errors import ExporterError, JobError, RecipeError, UsageErro
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.core.size_range import Sizes
+from exporter.core.tuning_records import kept
 from exporter.evidence import diagnosis
 from exporter.evidence.findings import Findings
 from exporter.model.no_program import NoProgram
-from exporter.runs import latency, session_checks
+from exporter.runs import latency, session_checks, tuning
 from exporter.runs.judging import Judging
 from exporter.runs.manifest_writer import Draft
 from exporter.runs.request import Request
 from exporter.runs.scheduling import Turns, cost
 from exporter.runs.sessions import Sessions
+from exporter.runs.tuning import Tuning
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Child, Zygote, Zygotes
 from exporter.workers.messages import GoldenSettings, Prepared
 
@@ -254,14 +256,15 @@ class _Run:
         return VariantRecord(name, variant.target, "pending", "export", reproduce=self.request.reproduce(name), log=log)
 
     def _export(self, variant: targets.Variant, prepared: Prepared, zygote: Zygote) -> VariantRecord:
-        record, target = self._begin(variant), variant.target
-        promised = replace(prepared.contract, precision=variant.precision)
+        record = self._begin(variant)
         if targets.is_live(variant):
+            promised = replace(prepared.contract, precision=variant.precision)
             return self.draft.keep(replace(record, contract=promised))
         self.listener.stage(record.name, "export")
         path = self.root / variant.artifact
         try:
-            exported, seconds = self._run_export(variant, prepared, path, self.root / record.log, zygote)
+            options = self.request.options(self.job, variant)
+            exported, seconds = self._run_export(variant, prepared, path, options, zygote, self.request.timeout)
         except ExporterError as error:
             filesystem.probe_space(self.staging.root)  # a full disk is the cause, and ends the run
             for left in self.staging.root.glob(f"{path.name}*"):
@@ -269,37 +272,27 @@ class _Run:
             if self.sessions.stopped:
                 raise
             return self.draft.keep(_failed(record, "export", error))
-        narrowings = () if exported.whole else targets.narrowings(targets.get(target), prepared.narrowings)
-        said = tuple(one.told(prepared.contract.symbols[one.symbol]) for one in narrowings)
-        promised = contract.narrow(promised, narrowings)
-        return self.draft.keep(
-            replace(
-                record,
-                artifact=layout.record(path),
-                companions=tuple(layout.record(path.with_name(name)) for name in exported.companions),
-                contract=replace(
-                    promised, target=target, ops=exported.ops, build=exported.build, entries=exported.entries
-                ),
-                notes=tuple(dict.fromkeys((*said, *exported.notes))),
-                warnings=exported.warnings,
-                limits=(*exported.limits, *(prepared.limits if targets.get(target).needs_program else ())),
-                lifecycle=Lifecycle(export_s=seconds),
-            )
-        )
+        return self.draft.keep(_described(record, prepared, path, exported, seconds))
 
     def _run_export(
-        self, variant: targets.Variant, prepared: Prepared, path: Path, log: Path, zygote: Zygote
+        self,
+        variant: targets.Variant,
+        prepared: Prepared,
+        path: Path,
+        options: targets.Options,
+        zygote: Zygote,
+        timeout: float,
     ) -> tuple[targets.Exported, float]:
         niceness = 0 if variant == max(self.request.variants, key=cost) else BACKGROUND
-        options = replace(self.job.options.of(variant), niceness=niceness)
         arguments = {
-            "job": replace(self.job, options=options),
+            "job": replace(self.job, options=replace(options, niceness=niceness)),
             "prepared": prepared,
             "target": variant.target,
             "path": path,
         }
+        log = self.root / self._begin(variant).log
         exported: tuple[targets.Exported, float] = zygote.run(
-            f"export to {variant.name}", "exporter.workers.tasks:export_variant", arguments, log, self.request.timeout
+            f"export to {variant.name}", "exporter.workers.tasks:export_variant", arguments, log, timeout
         )
         return exported
 
@@ -312,7 +305,65 @@ class _Run:
                 record = replace(
                     record, untimed="there is not enough memory to keep it open with the others; export it alone"
                 )
-            self._explained(self.judging.judge(record, prepared, keep))
+            tuner = self._tuner(record, prepared) if self.request.tune and record.name != EAGER else None
+            if tuner and (why := tuner.obstacle(keep)):
+                tuner, record = None, replace(record, notes=(*record.notes, f"not tuned: {why}"))
+            judged = self._explained(self.judging.judge(record, prepared, keep and not tuner))
+            if tuner and judged.status == "passed":
+                self._tune(tuner, judged, prepared)
+
+    def _tuner(self, record: VariantRecord, prepared: Prepared) -> Tuning:
+        variant = next(v for v in self.request.variants if v.name == record.name)
+        return Tuning(
+            variant,
+            self.request.options(self.job, variant),
+            self.request.tune,
+            self.root,
+            self.work / f"tuning-{layout.stem(record.name)}",
+            self.alone,
+            self.draft.manifest.golden,
+            tuple(prepared.points)[1:],
+            latency.Budget(min(self.request.time_budget, tuning.TIMED_S)),
+            self.request.timeout,
+            self.listener.stage,
+        )
+
+    def _tune(self, tuner: Tuning, record: VariantRecord, prepared: Prepared) -> None:
+        """Tune a variant that passed, and judge it again. The artifact is replaced only if the tuned one passes too."""
+
+        def build(chosen: targets.Options, folder: Path, seconds: float) -> VariantRecord:
+            path, timeout = folder / tuner.variant.artifact, min(seconds, self.request.timeout)
+            exported, took = self._run_export(tuner.variant, prepared, path, chosen, self.zygote, timeout)
+            return _described(self._begin(tuner.variant), prepared, path, exported, took)
+
+        try:
+            tuned = tuner.tune(record, build)
+            found = replace(record, tuning=tuned.tried)
+            if tuned.record is not None:
+                found = self._replace(found, tuned.record, tuner.work / "aside", prepared)
+        finally:
+            layout.remove(tuner.work)
+        if found.artifact == record.artifact:
+            self._explained(self.judging.judge(found, prepared))
+
+    def _replace(self, old: VariantRecord, new: VariantRecord, aside: Path, prepared: Prepared) -> VariantRecord:
+        """Judge the tuned artifact in the place of the old one; return its record. If it fails, restore the old one."""
+        choices = {old.name: (*self.request.chosen.get(old.name, ()), *kept(old.tuning))}
+        new = replace(
+            new, tuning=old.tuning, reproduce=replace(self.request, chosen=choices).reproduce(old.name), untimed=""
+        )
+        try:
+            with tuning.replaced(self.root, old, new, aside) as there:
+                judged = self._explained(self.judging.judge(there, prepared))
+                if judged.status != "passed":
+                    raise JobError(f"with all choices it fails at {judged.stage}: {judged.reason}")
+                return judged
+        except BaseException as error:
+            undone = replace(old, tuning=tuning.undone(old.tuning, str(error)))
+            self.draft.keep(undone)
+            if not isinstance(error, JobError) or self.sessions.stopped:
+                raise
+            return undone
 
     def _time(self, points: tuple[str, ...]) -> None:
         baseline = EAGER, "python"
@@ -364,6 +415,29 @@ class _Run:
         finished = self.draft.finish(status)
         integrity.seal(self.staging.root, self.draft.manifest, self.materials)
         return finished
+
+
+def _described(
+    record: VariantRecord, prepared: Prepared, path: Path, exported: targets.Exported, seconds: float
+) -> VariantRecord:
+    """Return the record of a variant that was exported to `path`."""
+    target = targets.get(record.target)
+    (variant,) = targets.parse(record.name)
+    narrowings = () if exported.whole else targets.narrowings(target, prepared.narrowings)
+    said = tuple(one.told(prepared.contract.symbols[one.symbol]) for one in narrowings)
+    promised = contract.narrow(replace(prepared.contract, precision=variant.precision), narrowings)
+    return replace(
+        record,
+        artifact=layout.record(path),
+        companions=tuple(layout.record(path.with_name(name)) for name in exported.companions),
+        contract=replace(
+            promised, target=record.target, ops=exported.ops, build=exported.build, entries=exported.entries
+        ),
+        notes=tuple(dict.fromkeys((*said, *exported.notes))),
+        warnings=exported.warnings,
+        limits=(*exported.limits, *(prepared.limits if target.needs_program else ())),
+        lifecycle=Lifecycle(export_s=seconds),
+    )
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:

@@ -157,7 +157,7 @@ class Profiling:
     def _open(self, record: VariantRecord, needed: Needed) -> Running:
         """Open the variant's sessions: one that is timed, and where that cannot report its steps, one that can."""
         (variant,) = targets.parse(record.name) if record.name != EAGER else (targets.Variant(EAGER),)
-        options = self.job.options.of(variant)
+        options = self.request.options(self.job, variant)
         if record.artifact is None:
             work = self.folder / layout.stem(record.name)
             (work / "cache").mkdir(parents=True)

@@ -33,7 +33,7 @@ AGAIN = "export again, and run `exporter compare` on both bundles"
 MEASURED = frozenset((
     "command", "created", "environment", "exporter", "reproduce", "lifecycle", "load_s", "first_call_ms",
     "cached_call_ms", "peak_rss_mb", "gpu_mb", "timings", "sweep", "machine", "samples", "notes", "warnings", "bytes",
-    "sha256",
+    "sha256", "tuning",
 ))  # fmt: skip
 DERIVED = {
     checksums.NAME: "derived: the hashes of the other files",
@@ -80,7 +80,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="exporter-") as folder, listener() as heard:
         out = Path(folder, place.resolve().name)
         try:
-            made, new = pipeline.run(replace(request, out=out, bench=False, reuse=False, goal=manifest.goal), heard)
+            again = replace(request, out=out, bench=False, reuse=False, tune=0.0, goal=manifest.goal)
+            made, new = pipeline.run(again, heard)
         except JobError as error:
             raise ArtifactError(f"{place} cannot be built again: {error}", error.remedy) from error
         except BundleError as error:
@@ -172,6 +173,7 @@ def _reason(name: str, manifest: Manifest, made: Manifest) -> str:
 
 
 def _plain(manifest: Manifest) -> Any:
-    """Return the manifest as JSON, without the eager row, which exists only if the run was timed."""
+    """Return the manifest as JSON, without what only a timed run has: the eager row, its request to time and tune."""
     exported = tuple(variant for variant in manifest.variants if variant.name != EAGER)
-    return json.loads(to_json(replace(manifest, variants=exported)))
+    asked = manifest.request and replace(manifest.request, bench=False, tune=0.0)
+    return json.loads(to_json(replace(manifest, variants=exported, request=asked)))

@@ -15,11 +15,14 @@ from exporter.core.option import command_line, pick
 from exporter.core.precisions import MIXED, SMALL_WEIGHTS
 from exporter.core.records import Goal, Manifest, RequestRecord
 from exporter.core.settings import WEIGHTS, RunSettings, SizeSettings, SourceSettings
+from exporter.core.tuning_records import Choice, changed, kept
 from exporter.model import recipes
 from exporter.model.recipes import Source
 from exporter.workers.messages import Job
 
 MACHINE = ("cpp.simdlen", "cpp.march", "cpp.weight_prepack")  # settings of inductor that --portable sets
+
+NOT_REPEATED = ("seed", "weights", "threads", "replace", "wait_quiet", "tune")  # the first three are always written
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Request(RunSettings, SizeSettings):
     warnings: tuple[str, ...] = ()  # about the request itself
     least_runs: int = 0  # timed calls of each variant, if the goal bounds a percentile
     goal: Goal = field(default_factory=Goal)
+    chosen: dict[str, tuple[Choice, ...]] = field(default_factory=dict)  # by variant: what an earlier run kept
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -92,6 +96,15 @@ class Request(RunSettings, SizeSettings):
             raise UsageError(
                 "--graph-optimization applies only to the onnx target", "remove it, or add the target onnx"
             )
+        if self.session_options and not any(v.target == "onnx" for v in self.variants):
+            raise UsageError("--session-option applies only to the onnx target", "remove it, or add the target onnx")
+        if self.channels_last and not any(v.target == "trace" for v in self.variants):
+            raise UsageError("--channels-last applies only to the trace target", "remove it, or add the target trace")
+        if self.tune and not self.bench:
+            raise UsageError("--tune needs timing, and --no-bench turns it off", "remove one of the two")
+        if self.tune and all(map(targets.is_live, self.variants)):
+            remedy = "remove it, or add a target that writes an artifact"
+            raise UsageError("--tune does not apply to variants compiled just in time", remedy)
         if self.portable:
             machine_code.require_portable()
 
@@ -99,6 +112,11 @@ class Request(RunSettings, SizeSettings):
         """Return the description that jobs get, with `work` for their temporary files."""
         job: Job = pick(Job, self, work=work, options=pick(targets.Options, self, scratch=str(work)))
         return job
+
+    def options(self, job: Job, variant: targets.Variant) -> targets.Options:
+        """Return the options of one variant of a job of this request, with what an earlier run kept for it."""
+        found: targets.Options = changed(job.options.of(variant), self.chosen.get(variant.name, ()))
+        return found
 
     @property
     def record(self) -> RequestRecord:
@@ -110,7 +128,10 @@ class Request(RunSettings, SizeSettings):
         return found
 
     def reproduce(self, name: str) -> str:
-        """Return a command that runs one variant again, with every option that affects it and is not the default."""
+        """Return a command that runs one variant again, with every option that affects it and is not the default.
+
+        It builds what tuning chose, and does not tune again.
+        """
         if self.source.kind == "memory":
             return f"exporter.export(model, inputs, targets={name!r}, out={f'{self.out}-again'!r})"
         words = ["exporter", "export", self.asked or self.model, "--targets", name, "--device", self.device]
@@ -118,7 +139,7 @@ class Request(RunSettings, SizeSettings):
         given = [
             shlex.join([*words, *self._sizes()]),
             command_line(recipes.asked_of(self.source)),
-            command_line(self, "seed", "weights", "threads", "replace", "wait_quiet", *_not_of(*targets.parse(name))),
+            command_line(changed(self, self.chosen.get(name, ())), *NOT_REPEATED, *_not_of(*targets.parse(name))),
             shlex.join(["--out", f"{self.out}-again", "-v"]),
         ]
         return " ".join(filter(None, given))
@@ -151,7 +172,9 @@ def _not_of(variant: targets.Variant) -> Iterator[str]:
     if not _is_package(variant):
         yield from ("fallback", "entries")
     if variant.target != "onnx":
-        yield "graph_optimization"
+        yield from ("graph_optimization", "session_options")
+    if variant.target != "trace":
+        yield "channels_last"
     if not targets.is_portable(variant):
         yield "portable"
     if not targets.is_live(variant):
@@ -183,6 +206,7 @@ def again(manifest: Manifest) -> Request:
             command=manifest.command,
             asked=asked.model,
             weights=weights,
+            chosen={one.name: choices for one in manifest.variants if (choices := kept(one.tuning))},
         )
         request.validate()
     except UsageError as error:

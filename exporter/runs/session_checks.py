@@ -50,6 +50,7 @@ def openers(
     if runner is not None and targets.is_native(record.target):
         command = [str(runner), "session", str(path), "--device", options.device]
         command += ["--threads", str(options.threads), *custom_ops.runner_words(record.contract.ops, options.ops_libs)]
+        command += ["--huge-pages"] if options.huge_pages else []
         variables = {**zygote.environment, **({"TMPDIR": options.scratch} if options.scratch else {})}
 
         def open_native() -> Session:

@@ -28,6 +28,7 @@ from exporter.core.settings import BuildSettings, SessionSettings
 from exporter.core.size_range import Sizes
 from exporter.targets import _facts, _plugins
 from exporter.targets._facts import GB as GB
+from exporter.targets._facts import Candidate as Candidate
 from exporter.targets._facts import Facts as Facts
 from exporter.targets._facts import Need as Need
 from exporter.targets._facts import Part as Part
@@ -75,6 +76,7 @@ class Options(BuildSettings, SessionSettings):
     niceness: int = 0  # increment of the job's niceness, as for nice(2)
     cache: str = ""  # directory for compiler caches; "" uses the one that all runs share
     profiled: bool = False  # whether compiled kernels report to torch.profiler, and what they compute is kept
+    huge_pages: bool = False  # whether exporter-run copies a package's weights into huge pages
     judged_as: str = ""  # the precision with the layers in its name, as the golden has it; "" is `precision`
 
     def computing_in(self, precision: str) -> Options:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from exporter.core.tuning_records import Choice
+
 GB = 1e9
 
 
@@ -51,6 +53,24 @@ class TritonBackend:
     operators: tuple[str, ...] = ()  # namespaces of the custom operators that it registers
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A choice that --tune tries. One `at_load` is first tried by loading the same artifact with other options.
+
+    `advice` is a choice at load that no artifact can carry: it is measured, and whoever loads the artifact makes it.
+    `native` is one that only exporter-run has.
+    """
+
+    choice: Choice
+    at_load: bool = False
+    advice: bool = False
+    native: bool = False
+
+
+def _no_candidates(options: Any) -> Iterable[Candidate]:
+    return ()
+
+
 def _no_parts(probed: str) -> Iterable[Part]:
     return ()
 
@@ -85,6 +105,8 @@ class Facts:
     explain: Callable[[Any], Iterable[Any]] | None = None
     nodes: bool = False  # whether exporter-run can time the nodes of its artifacts
     instrumented: bool = False  # whether a profile needs an artifact built with Options.profiled
+    # For `exporter export --tune`: the choices to try for a variant with these Options, the most promising first.
+    candidates: Callable[[Any], Iterable[Candidate]] = _no_candidates
     # For comparing two builds of an artifact beyond their bytes: returns the computation as bytes, without weights and
     # notes, and the weights in order as (name, NumPy array). Raises ArtifactError if the file cannot be read.
     parts: Callable[[Path], tuple[bytes, list[tuple[str, Any]]]] | None = None

@@ -9,7 +9,7 @@ from exporter.core.errors import ArtifactError
 from exporter.targets import _ort_level
 
 PROPERTY = "exporter.contract"
-OURS = (PROPERTY, _ort_level.PROPERTY)  # the metadata properties that are not notes
+OURS = (PROPERTY, _ort_level.PROPERTY, _ort_level.SESSION)  # the metadata properties that are not notes
 
 
 def parts(path: Path) -> tuple[bytes, list[tuple[str, Any]]]:

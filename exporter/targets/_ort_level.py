@@ -1,32 +1,41 @@
-"""The level of onnxruntime's graph optimizations, which a model's metadata carries if it is not the highest."""
+"""How onnxruntime is to load a model: the level of its graph optimizations and options of its session.
+
+A model's metadata carries them if they are not onnxruntime's defaults.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from exporter.core.errors import ArtifactError
+from exporter.core.errors import ArtifactError, ExportError
 
 PROPERTY = "exporter.graph_optimization"
+SESSION = "exporter.session_options"
 NAMES = {
     "all": "ORT_ENABLE_ALL",
     "extended": "ORT_ENABLE_EXTENDED",
     "basic": "ORT_ENABLE_BASIC",
     "none": "ORT_DISABLE_ALL",
 }  # members of onnxruntime.GraphOptimizationLevel
+MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}  # members of onnxruntime.ExecutionMode
+SWITCHES = ("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse")
+KNOWN = ("execution_mode", *SWITCHES, "inter_op_num_threads")  # attributes; names with a dot are configuration entries
 METADATA = 14  # the field of metadata_props in ONNX's ModelProto; an entry has its key in field 1 and its value in 2
 
 
-def of(path: Path) -> Any:
+def of(path: Path, asked: str = "all") -> Any:
     """Return the level with which the model at `path` is to be loaded, as a GraphOptimizationLevel.
 
-    Only the file's metadata is read, because a model may have gigabytes of weights.
+    `asked` replaces the model's own unless it is "all". Only the file's metadata is read, because a model may have
+    gigabytes of weights.
     """
     import onnxruntime as ort
 
-    return getattr(ort.GraphOptimizationLevel, NAMES[recorded(path)])
+    return getattr(ort.GraphOptimizationLevel, NAMES[recorded(path) if asked == "all" else asked])
 
 
 def recorded(path: Path) -> str:
@@ -34,19 +43,69 @@ def recorded(path: Path) -> str:
 
     Raises ArtifactError for a level that is not in NAMES.
     """
+    level = _property(path, PROPERTY) or "all"
+    if level not in NAMES:
+        cause = f"{path} is to run with {level!r}, a level of optimizations that is not known here"
+        raise ArtifactError(cause, "upgrade exporter")
+    return level
+
+
+def session_options(path: Path) -> tuple[str, ...]:
+    """Return the NAME=VALUE of session options in the model's metadata. Raises ArtifactError if it is not a list."""
+    text = _property(path, SESSION) or "[]"
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ArtifactError(f"{path} has session options that cannot be read: {text[:80]}", "export it again")
+    return tuple(found)
+
+
+def configure(settings: Any, given: Sequence[str]) -> None:
+    """Set options of an onnxruntime.SessionOptions, given as NAME=VALUE. Raises ExportError as `parse` does."""
+    import onnxruntime as ort
+
+    for name, value in map(parse, given):
+        if "." in name:
+            settings.add_session_config_entry(name, value)
+        else:
+            setattr(settings, name, getattr(ort.ExecutionMode, str(value)) if name == "execution_mode" else value)
+
+
+def parse(given: str) -> tuple[str, str | bool | int]:
+    """Return name and value of a session option given as NAME=VALUE: an attribute, or an entry if it has a dot.
+
+    The value of `execution_mode` is the name of a member of onnxruntime.ExecutionMode. Raises ExportError for an option
+    that is not known, or for a value of another type.
+    """
+    name, equals, text = given.partition("=")
+    if "." in name and equals:
+        return name, text
+    if name == "execution_mode" and text in MODES:
+        return name, MODES[text]
+    if name in SWITCHES and text in ("True", "False"):
+        return name, text == "True"
+    if name == "inter_op_num_threads" and text.isdigit():
+        return name, int(text)
+    raise ExportError(
+        f"--session-option {given} is not an option of an onnxruntime session",
+        f"give {', '.join(KNOWN)} (execution_mode=parallel, enable_mem_pattern=False), or a configuration entry such "
+        "as session.intra_op.allow_spinning=0",
+    )
+
+
+def _property(path: Path, key: str) -> str:
+    """Return a property in the model's metadata; "" if there is none, or if the file is broken."""
     try:
         with path.open("rb") as file:
             for number, content in _fields(file, path.stat().st_size):
                 entry = dict(_fields(io.BytesIO(content), len(content))) if number == METADATA else {}
-                if entry.get(1) == PROPERTY.encode():
-                    level = entry.get(2, b"").decode(errors="replace")
-                    if level not in NAMES:
-                        cause = f"{path} is to run with {level!r}, a level of optimizations that is not known here"
-                        raise ArtifactError(cause, "upgrade exporter")
-                    return level
+                if entry.get(1) == key.encode():
+                    return entry.get(2, b"").decode(errors="replace")
     except (OSError, ValueError):  # onnxruntime says better what is wrong
-        return "all"
-    return "all"
+        return ""
+    return ""
 
 
 def _fields(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:

@@ -10,7 +10,7 @@ import copy
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,19 @@ from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.size_range import Sizes
+from exporter.core.tuning_records import Choice
 from exporter.model import custom_ops, layer_names
 from exporter.model.state import carrying
 from exporter.targets import (
     GB,
+    Candidate,
     Exported,
     Loaded,
     Need,
     Options,
     Part,
     TritonBackend,
+    _candidates,
     _convolutions,
     _inductor,
     _int8,
@@ -415,6 +418,19 @@ def _backend_and_mode(setting: str) -> tuple[str, str | None]:
             f"torch.compile has no backend {name!r}", f"available: {known}; other packages may register more"
         )
     return name, None
+
+
+def candidates(options: Options) -> Iterator[Candidate]:
+    """Yield what --tune tries for a package."""
+    on_cpu = options.device == "cpu"
+    if on_cpu and options.precision != "int8":
+        yield from _candidates.unset(options, "cpp.enable_concat_linear=True")
+        yield from _candidates.unset(options, "max_autotune_gemm=True", "max_autotune_gemm_backends=CPP,ATEN")
+    if on_cpu:
+        yield Candidate(Choice("huge_pages", ("True",)), at_load=True, advice=True, native=True)
+    else:
+        yield from _candidates.unset(options, "max_autotune_gemm=True")
+    yield from _candidates.fewer_threads(options)
 
 
 def examine(probed: str) -> tuple[Part, ...]:

@@ -5,6 +5,7 @@ This file is long because a target is one file.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import traceback
@@ -21,15 +22,18 @@ from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.parity_records import SizeLimit, Warned
 from exporter.core.precisions import SMALL_WEIGHTS
+from exporter.core.tuning_records import Choice
 from exporter.model import layer_names
 from exporter.targets import (
     GB,
+    Candidate,
     Exported,
     Loaded,
     Need,
     Options,
     Part,
     TritonBackend,
+    _candidates,
     _onnx_axes,
     _onnx_stored,
     _ort_cuda_graphs,
@@ -77,12 +81,14 @@ def no_state(names: Iterable[str]) -> ExportError:
 def export(program: Program, path: Path, options: Options) -> Exported:
     """Translate the exported program to ONNX. Weights that do not fit into one file go into a companion file."""
     import onnx
+    import onnxruntime as ort
 
     if program.keeps_state and program.contract.state:
         raise no_state(tensor.name for tensor in program.contract.state.tensors)
     if options.precision == "int8" and options.device != "cpu":
         raise ExportError("onnxruntime has no CUDA kernels for quantized layers", "choose compile@int8, or onnx@fp16")
     _require_real(program.function)
+    _ort_level.configure(ort.SessionOptions(), options.session_options)  # before the slow steps
     if program.entries:
         if options.precision == "int8":
             raise ExportError(
@@ -105,17 +111,20 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def _properties(program: Program, options: Options) -> dict[str, str]:
-    """Return the metadata of a model: its contract and, unless it is the highest, the level of optimizations."""
+    """Return the metadata of a model: its contract, and how it is to be loaded if not by default."""
     found = {PROPERTY: to_json(program.contract, indent=None)}
     if options.graph_optimization != "all":
         found[_ort_level.PROPERTY] = options.graph_optimization
+    if options.session_options:
+        found[_ort_level.SESSION] = json.dumps(options.session_options)
     return found
 
 
 def _level(options: Options) -> tuple[str, ...]:
-    """Return the note about the level of optimizations."""
+    """Return the notes about the level of optimizations and the session."""
     level = options.graph_optimization
-    return () if level == "all" else (f"graph optimizations of onnxruntime: {level}",)
+    found = () if level == "all" else (f"graph optimizations of onnxruntime: {level}",)
+    return (*found, *(f"onnxruntime with {one}" for one in options.session_options))
 
 
 def _require_real(function: Contract) -> None:
@@ -354,7 +363,8 @@ def _session(path: Path, options: Options, graphs: bool = False, settings: Any =
 
     settings = settings or ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
-    settings.graph_optimization_level = _ort_level.of(path)
+    settings.graph_optimization_level = _ort_level.of(path, options.graph_optimization)
+    _ort_level.configure(settings, options.session_options or _ort_level.session_options(path))
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":  # onnxruntime's own threads ignore it
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -403,6 +413,19 @@ def _run_bfloat16(session: Any, names: list[str]) -> Callable[[Tensors], Tensors
         return tuple(map(_ort_cuda_graphs.tensor, session.run_with_ort_values(None, given)))
 
     return run
+
+
+def candidates(options: Options) -> Iterator[Candidate]:
+    """Yield what --tune tries: how a session takes memory and schedules nodes, and levels of optimization."""
+    given = {one.partition("=")[0] for one in options.session_options}
+    on_cpu = ("enable_cpu_mem_arena=False", "session.intra_op.allow_spinning=0", "execution_mode=parallel")
+    for one in (*(on_cpu if options.device == "cpu" else ()), "enable_mem_pattern=False"):
+        if one.partition("=")[0] not in given:
+            yield Candidate(Choice("session_options", (one,)), at_load=True)
+    if options.graph_optimization == "all":
+        for level in ("extended", "basic"):
+            yield Candidate(Choice("graph_optimization", (level,)), at_load=True)
+    yield from _candidates.fewer_threads(options)
 
 
 def probe() -> str:

@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.core import contract_files
 from exporter.core.contract_records import PRECISIONS
+from exporter.core.errors import ExportError
 from exporter.core.json_codec import to_json
 from exporter.core.precisions import SMALL_WEIGHTS
+from exporter.core.tuning_records import Choice
 from exporter.model import custom_ops
 from exporter.model.state import carrying
 from exporter.model.torchscript import codegen
 from exporter.targets import (
     GB,
+    Candidate,
     Exported,
     Loaded,
     Need,
     Options,
     TritonBackend,
+    _candidates,
     _int8,
+    _layout,
     _specialized,
     _steps_torchscript,
     _stored_products,
@@ -95,6 +100,10 @@ def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.j
 
 def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[str, ...]]:
     """Return the module to trace, and notes for the row."""
+    if options.channels_last:
+        if options.precision == "int8":
+            raise ExportError("--channels-last does not apply to int8", "leave it out, or choose another precision")
+        return _layout.channels_last(program.module), ("channels-last",)
     if options.precision != "int8":
         return program.module, ()
     module, note = _int8.dynamic(program.module, options.keep_float)
@@ -132,6 +141,13 @@ def _forward_alone() -> Iterator[None]:
         yield
     finally:
         patched.apply = usual
+
+
+def candidates(options: Options) -> Iterator[Candidate]:
+    """Yield what --tune tries."""
+    if not options.channels_last and options.precision != "int8":
+        yield Candidate(Choice("channels_last", ("True",)))
+    yield from _candidates.fewer_threads(options)
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -21,6 +21,7 @@ from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import ArtifactError, JobError, UsageError
 from exporter.core.records import ModelRecord
 from exporter.deploy import docker
+from exporter.targets import _ort_level
 from exporter.workers.children import Zygote
 
 
@@ -63,6 +64,21 @@ def test_the_image_with_onnxruntime(bundle: Path, tmp_path: Path) -> None:
     assert ("RUN", '["python", "check.py"]') in steps
     config = json.loads((tmp_path / "context" / "model" / "golden.json").read_text())
     assert config["graph_optimization"] == "ORT_ENABLE_ALL"
+    assert config["session_options"] == []
+
+
+def test_the_image_runs_with_the_options_of_the_session(bundle: Path, tmp_path: Path) -> None:
+    deploy(bundle, tmp_path / "context", "onnxruntime", "onnx")
+    model = tmp_path / "context" / "model"
+    config = json.loads((model / "golden.json").read_text())
+    options = ("execution_mode=parallel", "enable_mem_pattern=False", "session.intra_op.allow_spinning=0")
+    config["session_options"] = [_ort_level.parse(one) for one in options]
+    (model / "golden.json").write_text(json.dumps(config))
+    assert docker.replay(model).verdict == "exact"
+    config["session_options"] = [["enable_mem_pattern", "wrong"]]
+    (model / "golden.json").write_text(json.dumps(config))
+    with pytest.raises(JobError, match=r"check\.py fails"):
+        docker.replay(model)
 
 
 def test_the_image_with_onnxruntime_fails_to_build_without_parity(bundle: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from exporter.core.dimensions import parse_all
 from exporter.core.errors import UsageError
 from exporter.core.option import settings
 from exporter.core.size_range import Range
+from exporter.core.tuning_records import Choice
 from exporter.runs.request import Request
 
 
@@ -61,12 +62,17 @@ def test_reproduce_repeats_the_request(tmp_path: Path) -> None:
         entries=("batch=1,8",),
         reuse=False,
         graph_optimization="basic",
+        session_options=("execution_mode=parallel", "session.intra_op.allow_spinning=0"),
+        channels_last=True,
+        tune=30.0,
         ops_libs=(str(library),),
     )
     again = parsed(request.reproduce("compile:eager@bf16"))
     changed = {f.name for f in dataclasses.fields(Request) if getattr(again, f.name) != getattr(request, f.name)}
-    # Those that apply only to other variants are left out, since a command for this one alone would be refused.
-    assert changed == {"variants", "out", "command", "fallback", "entries", "graph_optimization", "portable"}
+    # Those that apply only to other variants are left out, since a command for this one alone would be refused, and
+    # --tune, since the command builds what was chosen.
+    others = {"fallback", "entries", "graph_optimization", "session_options", "channels_last", "portable"}
+    assert changed == {"variants", "out", "command", "tune", *others}
     again.validate()
     left = {one.name for one in settings(request) if getattr(request, one.name) == one.default}
     assert left == {"replace", "state", "bench", "wait_quiet"}  # all others were tried
@@ -102,6 +108,8 @@ def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
     ("names", "settings", "cause"),
     [
         ("trace", {"keep_float": ("head",)}, "--keep-float applies only to"),
+        ("trace", {"session_options": ("execution_mode=parallel",)}, "--session-option applies only to"),
+        ("onnx", {"channels_last": True}, "--channels-last applies only to"),
         ("compile:default,trace", {"fallback": ("aten.silu",)}, "--fallback applies only to packages"),
         ("compile:default,trace", {"entries": ("batch=1",)}, "--entries applies only to packages"),
         (
@@ -130,8 +138,27 @@ def test_the_command_of_each_row_can_be_run(tmp_path: Path) -> None:
         "entries": ("batch=1,8",),
         "graph_optimization": "basic",
         "keep_float": ("head",),
+        "session_options": ("enable_mem_pattern=False",),
+        "channels_last": True,
+        "tune": 5.0,
+        "bench": True,
     }
     request = request_for("tiny:mlp", tmp_path, "trace,onnx,compile@bf16", **options)
     request.validate()
     for variant in request.variants:
         parsed(request.reproduce(variant.name)).validate()
+
+
+def test_the_command_of_a_row_makes_what_tuning_chose(tmp_path: Path) -> None:
+    """A choice of another variant is not in it."""
+    chosen = {
+        "onnx": (Choice("graph_optimization", ("extended",)), Choice("session_options", ("execution_mode=parallel",))),
+        "trace": (Choice("channels_last", ("True",)),),
+    }
+    given = {"bench": True, "tune": 30.0, "chosen": chosen, "session_options": ("enable_mem_pattern=False",)}
+    request = request_for("tiny:mlp", tmp_path, "trace,onnx", **given)
+    onnx, trace = (parsed(request.reproduce(name)) for name in ("onnx", "trace"))
+    assert onnx.graph_optimization == "extended"
+    assert onnx.session_options == ("enable_mem_pattern=False", "execution_mode=parallel")
+    assert (onnx.channels_last, trace.channels_last) == (False, True)
+    assert (onnx.tune, trace.tune, trace.graph_optimization) == (0.0, 0.0, "all")

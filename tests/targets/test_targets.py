@@ -252,6 +252,36 @@ def test_an_onnx_model_carries_its_level_of_optimizations(program: Program, tmp_
     assert _ort_level.recorded(path) == "all"
 
 
+def test_an_onnx_model_carries_the_options_of_its_session(program: Program, tmp_path: Path) -> None:
+    import onnxruntime as ort
+
+    path, entry = tmp_path / "model.onnx", "session.intra_op.allow_spinning"
+    given = ("execution_mode=parallel", "enable_mem_pattern=False", "inter_op_num_threads=3", f"{entry}=0")
+    exported = targets.get("onnx").export(program, path, dataclasses.replace(OPTIONS, session_options=given))
+    assert set(exported.notes) >= {f"onnxruntime with {one}" for one in given}
+    assert _ort_level.session_options(path) == given
+    found = onnx_target._session(path, OPTIONS).get_session_options()
+    assert found.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert (found.enable_mem_pattern, found.inter_op_num_threads) == (False, 3)
+    assert found.get_session_config_entry(entry) == "0"
+    other = dataclasses.replace(OPTIONS, session_options=("enable_cpu_mem_arena=False",), graph_optimization="basic")
+    found = onnx_target._session(path, other).get_session_options()  # as while tuning: instead of the recorded ones
+    assert (found.enable_cpu_mem_arena, found.enable_mem_pattern) == (False, True)
+    assert found.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    path.write_bytes(path.read_bytes().replace(b'["execution', b'{"execution'))
+    with pytest.raises(ArtifactError, match="session options that cannot be read"):
+        onnx_target._session(path, OPTIONS)
+
+
+@pytest.mark.parametrize("wrong", ["enable_mem_pattern=0", "execution_mode=fast", "log_severity_level=1", "a.b", "x"])
+def test_a_session_option_that_does_not_exist_is_refused(program: Program, tmp_path: Path, wrong: str) -> None:
+    options = dataclasses.replace(OPTIONS, session_options=(wrong,))
+    with pytest.raises(ExportError, match=wrong) as raised:
+        targets.get("onnx").export(program, tmp_path / "model.onnx", options)
+    assert "execution_mode=parallel" in raised.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_users_settings_reach_inductor(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     from exporter.targets import compile as aot
 
