@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exporter.model.tensors import Tensors
 
 artifact = "openvino.xml"
-variants = ("", "weights")  # with int8, `weights` quantizes only weights ahead of time, and inputs at each call
+variants = ("",)
 precisions = ("fp32", "bf16", "int8")
 requires = ("openvino", "nncf")
 native = False
@@ -40,7 +40,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     for port, spec in zip(model.inputs, program.contract.inputs, strict=True):
         port.get_tensor().set_names({spec.name})
     if options.precision == "int8":
-        model = _quantized(model, program, options.variant == "weights")
+        model = _quantized(model, program)
     model.set_rt_info(to_json(program.contract, indent=None), [RECORD])
     openvino.serialize(model, str(path), str(_weights(path)))
     return Exported((f"openvino {openvino.__version__}",), companions=(_weights(path).name,))
@@ -60,11 +60,9 @@ def _exported(program: Program, options: Options) -> torch.export.ExportedProgra
     return program.capture(module.float())
 
 
-def _quantized(model: Any, program: Program, only_weights: bool) -> Any:
+def _quantized(model: Any, program: Program) -> Any:
     import nncf
 
-    if only_weights:
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
     attends = any("attention" in str(node.target) for node in program.exported.graph.nodes)
     kind = nncf.ModelType.TRANSFORMER if attends else None
     return nncf.quantize(model, nncf.Dataset([[t.numpy() for t in one] for one in program.samples]), model_type=kind)

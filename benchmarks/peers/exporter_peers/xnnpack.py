@@ -55,6 +55,8 @@ def _quantized(graph: torch.export.ExportedProgram, program: Program, dynamic: b
 
     quantizer = xnnpack.XNNPACKQuantizer()
     quantizer.set_global(xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic))
+    if dynamic:  # it would turn integers in arithmetic on sizes into float32; it serves operators other than linear
+        quantizer.transform_for_annotation = lambda graph: graph
     prepared = prepare_pt2e(graph.module(check_guards=False), quantizer)
     with torch.no_grad():
         for inputs in program.samples:
