@@ -19,7 +19,11 @@ def main() -> None:
     """Measure for the model and the device in the arguments."""
     model, device = sys.argv[1:]
     torch.set_num_threads(environment.usable_cpus())
-    print(json.dumps({"weights": multiplied(recipes.load(recipes.find(model)).load("random")), "bytes_per_s": rate(device)}))
+    print(
+        json.dumps(
+            {"weights": multiplied(recipes.load(recipes.find(model)).load("random")), "bytes_per_s": rate(device)}
+        )
+    )
 
 
 def multiplied(model: torch.nn.Module) -> int:

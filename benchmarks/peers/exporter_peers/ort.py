@@ -58,7 +58,8 @@ def _quantize(path: Path, names: list[str], program: Program) -> str:
     quant_pre_process(str(path), prepared, skip_symbolic_shape=True)  # it fails on BERT's shape arithmetic
     convolves = any(node.op_type == "Conv" for node in onnx.load(prepared).graph.node)
     if convolves:
-        quantization.quantize_static(prepared, str(path), Samples(), per_channel=True)
+        unsigned = quantization.QuantType.QUInt8  # for x86, where products of two signed numbers are slower
+        quantization.quantize_static(prepared, str(path), Samples(), per_channel=True, activation_type=unsigned)
     else:
         quantization.quantize_dynamic(prepared, str(path))
     Path(prepared).unlink()
