@@ -72,18 +72,10 @@ def main() -> None:
     parser.add_argument("--point", nargs=3, metavar=("NAME", "BUNDLE", "MANIFEST"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.point:
-        return _export(*map(str, arguments.point), budget=arguments.time_budget)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    raw = arguments.out / "raw.json"
-    kept = (arguments.resume or arguments.render) and raw.is_file()
-    found: dict[str, Any] = json.loads(raw.read_text()) if kept else {}
-    for axis, points in {} if arguments.render else sweeps(arguments).items():
-        for name, sizes in points.items():
-            if name not in found:
-                found[name] = {"axes": [], **sizes, **measure(name, arguments)}
-            found[name]["axes"] = sorted({axis, *found[name]["axes"]})
-            write_atomic(raw, json.dumps(found, indent=1) + "\n")
-    points = list(found.values())
+        name, bundle, manifest = arguments.point
+        _export(name, Path(bundle), Path(manifest), arguments.time_budget)
+        return
+    points = list(collect(arguments).values())
     text = render(points)
     (arguments.out / "growth.md").write_text(text)
     print(text)
@@ -91,6 +83,21 @@ def main() -> None:
         import _growth_figure
 
         _growth_figure.draw(series(points), COSTS, caption(points), arguments.out / "growth.svg")
+
+
+def collect(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return all points by name, with the axes that each is on; write raw.json after each measurement."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    raw = arguments.out / "raw.json"
+    kept = (arguments.resume or arguments.render) and raw.is_file()
+    found: dict[str, dict[str, Any]] = json.loads(raw.read_text()) if kept else {}
+    for axis, points in {} if arguments.render else sweeps(arguments).items():
+        for name, sizes in points.items():
+            if name not in found:
+                found[name] = {"axes": [], **sizes, **measure(name, arguments)}
+            found[name]["axes"] = sorted({axis, *found[name]["axes"]})
+            write_atomic(raw, json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def sweeps(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]]:
@@ -132,20 +139,20 @@ def costs_of(row: Mapping[str, Any], steps: Mapping[str, Mapping[str, float]]) -
     return {name: value for name, value in found.items() if value}
 
 
-def _export(name: str, bundle: str, manifest: str, budget: float) -> None:
+def _export(name: str, bundle: Path, manifest: Path, budget: float) -> None:
     """Export one encoder to every route, one after another, and write the manifest."""
     memory_needs.LARGE = 0  # as for models that fill the memory: one step at a time, whose cost can be told apart
     request = Request(
         name,
         recipes.find(f"{HERE / '_encoder.py'}:{name}"),
         tuple(targets.parse(",".join(ROUTES))),
-        Path(bundle),
+        bundle,
         threads=environment.usable_cpus(),
         dynamic="none",
         time_budget=budget,
         timeout=3600.0,
     )
-    Path(manifest).write_text(to_json(large.run(request)))
+    manifest.write_text(to_json(large.run(request)))
 
 
 def fit(sizes: Sequence[float], costs: Sequence[float]) -> Slope:
