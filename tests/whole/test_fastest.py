@@ -65,3 +65,9 @@ def test_time_to_read_the_weights_depends_on_the_precision() -> None:
     assert "trace python 8 ms is 8.0 times the 1 ms that reading its 4 MB" in ours
     assert "compile@int8 python 4 ms is 16.0 times the 0.25 ms that reading its 1 MB" in ours_any
     assert "ort python 12 ms is 12.0 times" in theirs
+
+
+def test_missing_peers_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(fastest, "PEERS", ("trace", "nowhere"))
+    assert list(fastest.present()) == ["trace"]
+    assert capsys.readouterr().out.startswith("peer nowhere is missing: there is no target 'nowhere'")
