@@ -18,7 +18,7 @@ def draw(
     sizes, routes = (list(dict.fromkeys(key[place] for key in lines)) for place in (0, 2))
     figure = Figure(figsize=(WIDTH, ROW * len(costs) + 1.2))
     grid = figure.subplots(len(costs), len(sizes), squeeze=False, sharex="col", sharey="row")
-    figure.subplots_adjust(left=0.08, right=0.98, top=0.92, bottom=0.09, hspace=0.12, wspace=0.08)
+    figure.subplots_adjust(left=0.08, right=0.98, top=0.95, bottom=0.08, hspace=0.12, wspace=0.08)
     for row, (cost, label) in enumerate(costs.items()):
         grid[row, 0].set_ylabel(label, fontsize=8)
         for column, size in enumerate(sizes):

@@ -37,6 +37,7 @@ COSTS = {
     "latency_ms": "latency, ms",
 }
 PARAMETERS = "0.02,0.1,0.4,0.8,1.5"
+MILLIONS = "million parameters"
 LAYERS = 4  # while the width grows
 BASE = {"width": 256, "layers": 2, "batch": 1, "sequence": 16}
 AXES = {"layers": (2, 4, 8, 16), "batch": (1, 4, 16, 64), "sequence": (16, 64, 256, 512)}
@@ -106,7 +107,7 @@ def sweeps(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]
     found = {axis: [BASE | {axis: size} for size in sizes] for axis, sizes in axes.items()}
     wanted = [float(one) * 1e9 for one in (arguments.parameters or billions).split(",")]
     widths = [max(64, 64 * round(math.sqrt(one / (12 * LAYERS)) / 64)) for one in wanted]
-    found["parameters"] = [BASE | {"width": width, "layers": LAYERS} for width in widths]
+    found[MILLIONS] = [BASE | {"width": width, "layers": LAYERS} for width in widths]
     named = "w{width}_l{layers}_b{batch}_s{sequence}"
     return {axis: {named.format(**sizes): sizes for sizes in points} for axis, points in found.items()}
 
@@ -123,7 +124,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     print(f"{name}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
     costs = {row["name"]: costs_of(row, run["steps"]) for row in said["variants"] if row["name"] in ROUTES}
     about = {fact: run[fact] for fact in ("machine", "date", "load", "seconds", "failed")}
-    return {"name": name, "parameters": said["model"]["parameters"], "costs": costs, **about}
+    return {"name": name, MILLIONS: said["model"]["parameters"] / 1e6, "costs": costs, **about}
 
 
 def costs_of(row: Mapping[str, Any], steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -198,7 +199,7 @@ def render(found: Sequence[Mapping[str, Any]]) -> str:
     for axis in dict.fromkeys(axis for axis, _, _ in fitted):
         lines += [f"## {axis}\n", *_table(["cost", *ROUTES], _slopes(fitted, axis)), ""]
         sizes = sorted({size for (of, _, _), line in fitted.items() if of == axis for size, _ in line})
-        lines += [*_table(["cost", "route", *(f"{size:,}" for size in sizes)], _values(fitted, axis, sizes)), ""]
+        lines += [*_table(["cost", "route", *(f"{size:.4g}" for size in sizes)], _values(fitted, axis, sizes)), ""]
     failed = [f"- {point['name']}: {point['failed']}" for point in found if point["failed"]]
     return "\n".join([*lines, *failed]).rstrip() + "\n"
 

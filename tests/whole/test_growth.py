@@ -58,6 +58,6 @@ def test_figure_is_drawn(tmp_path: Path) -> None:
 def test_points_of_the_axes() -> None:
     arguments = argparse.Namespace(quick=False, parameters="0.02,0.1")
     found = growth.sweeps(arguments)
-    assert list(found["parameters"]) == ["w640_l4_b1_s16", "w1472_l4_b1_s16"]
+    assert list(found[growth.MILLIONS]) == ["w640_l4_b1_s16", "w1472_l4_b1_s16"]
     assert list(found["batch"]) == ["w256_l2_b1_s16", "w256_l2_b4_s16", "w256_l2_b16_s16", "w256_l2_b64_s16"]
     assert next(iter(found["layers"])) == next(iter(found["batch"]))
