@@ -182,9 +182,9 @@ def rows(manifest: dict[str, Any], samples: dict[str, list[list[float]]]) -> lis
 
 def flaw_of(row: dict[str, Any], case: str) -> str | None:
     """Return why a row failed; None if it is wrong in the case that is timed, or was not checked."""
-    parts = (row["parity"] or {}).get("parts", [])
-    right = [part["verdict"] != "FAIL" for part in parts if part["case"] == case]
-    return row["parity"]["reason"].partition(";")[0] if right and all(right) else None
+    judged = [session["parity"] for session in row["sessions"] if session["parity"]]
+    right = [part["verdict"] != "FAIL" for parity in judged for part in parity["parts"] if part["case"] == case]
+    return judged[0]["reason"].partition(";")[0] if right and all(right) else None
 
 
 def check(found: list[Row], promise: Promise) -> tuple[str, bool]:

@@ -26,7 +26,8 @@ def rows(*given: tuple[str, float] | tuple[str, float, dict[str, str]]) -> list[
                 "status": "failed" if verdicts else "passed",
                 "artifact": None if verdicts or name == "eager" else {"path": name},
                 "timings": {"python": {}},
-                "parity": {"parts": parts, "reason": "wrong at batch=2; more"},
+                "parity": {"parts": []},  # only those of sessions have parts
+                "sessions": [{"parity": None}, {"parity": {"parts": parts, "reason": "wrong at batch=2; more"}}],
             }
         )
     samples = {f"{name} python": [[ms], [2 * ms], [ms]] for name, ms, *_ in given}
