@@ -50,10 +50,15 @@ def draw(name: str, table: dict[str, Any], path: Path) -> None:
     figure = _lines(table) if name == "d" else _bars([panel for panel in PANELS[name](table) if panel.bars])
     if figure is None:
         return
-    height = figure.get_figheight()
-    figure.suptitle(title, x=0.01, y=1 - 0.08 / height, ha="left", va="top", fontsize=12, fontweight="bold")
     text = f"{_render.caption(table)}. Medians with their 95% intervals."
     text += " Some rows were not measured; tables.md gives the reasons." if any(_render.errors(table)) else ""
+    save(figure, title, text, path)
+
+
+def save(figure: Figure, title: str, text: str, path: Path) -> None:
+    """Write the figure with its title above, and the text below."""
+    height = figure.get_figheight()
+    figure.suptitle(title, x=0.01, y=1 - 0.08 / height, ha="left", va="top", fontsize=12, fontweight="bold")
     caption = "\n".join(textwrap.wrap(text, 130))
     figure.text(0.01, 0.08 / height, caption, ha="left", va="bottom", fontsize=7, color="#555555")
     figure.savefig(path, metadata={"Date": None}, facecolor="white")
@@ -144,18 +149,12 @@ def _lines(table: dict[str, Any]) -> Figure:
     for column, size in enumerate(sizes):
         sweep = _sweep(rotations, size)
         for name, colour in zip(names, LINES, strict=False):
-            _line(grid[0, column], _latency_points(sweep, size, name), name, colour)
-            _line(grid[1, column], _build_points(sweep, size, name), name, colour)
+            draw_line(grid[0, column], _latency_points(sweep, size, name), name, colour)
+            draw_line(grid[1, column], _build_points(sweep, size, name), name, colour)
         for axes in grid[:, column]:
-            axes.set(xscale="log", yscale="log")
-            places = sorted({rotation["point"][size] for rotation in sweep})
-            axes.set_xticks(places, [str(place) for place in places])
-            axes.minorticks_off()
+            log_axes(axes, sorted({rotation["point"][size] for rotation in sweep}))
             fixed = ", ".join(f"{name} {value}" for name, value in sweep[0]["point"].items() if name != size)
             axes.set_xlabel(f"{size} ({fixed})", fontsize=8)
-            axes.grid(color="#e5e5e5", linewidth=0.7)
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter("{x:g}")
     grid[0, 0].set_ylabel("latency, ms")
     grid[1, 0].set_ylabel("build, s")
     handles, labels = grid[0, 0].get_legend_handles_labels()
@@ -187,7 +186,18 @@ def _build_points(sweep: list[dict[str, Any]], size: str, name: str) -> Iterator
             yield rotation["point"][size], seconds, seconds, seconds
 
 
-def _line(axes: Any, points: Iterator[Point], name: str, colour: str) -> None:
+def log_axes(axes: Any, places: list[float]) -> None:
+    """Make both axes logarithmic, with a tick at each place."""
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(places, [f"{place:.3g}" for place in places])
+    axes.minorticks_off()
+    axes.grid(color="#e5e5e5", linewidth=0.7)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def draw_line(axes: Any, points: Iterator[Point], name: str, colour: str) -> None:
+    """Draw the points of one row, with their intervals."""
     found = list(points)
     if not found:
         return

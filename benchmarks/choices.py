@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from _plain import Flat, onnx, program
+from _reading import multiplied
 from _timed import rotate, settings
 
 from exporter.evidence import stats
@@ -84,11 +85,8 @@ def compare(name: str, arguments: argparse.Namespace, folder: Path) -> Iterator[
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """Return as many numbers as a call reads: all weights except embedding tables, of which it reads few rows."""
-    tables = {id(inner.weight) for inner in model.modules() if isinstance(inner, torch.nn.Embedding)}
-    return torch.ones(
-        sum(p.numel() for p in model.parameters() if id(p) not in tables), device=next(model.parameters()).device
-    )
+    """Return as many numbers as a call reads."""
+    return torch.ones(multiplied(model), device=next(model.parameters()).device)
 
 
 def choices(

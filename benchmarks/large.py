@@ -20,15 +20,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import _tree
 
 from exporter.core import environment, memory
 from exporter.core.filesystem import write_atomic
 from exporter.core.progress import Listener
-from exporter.core.records import VariantRecord
+from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import memory_needs
+
+if TYPE_CHECKING:
+    from exporter.runs.request import Request
 
 HERE = Path(__file__).parent
 SIZES = {"0.1": "Small", "0.4": "Medium", "0.8": "Large", "1.5": "XL"}  # recipes in _gpt2.py
@@ -65,7 +68,7 @@ def main() -> None:
             key = f"{size} {kind}"
             if key in found and not lacks(found[key], "" if kind == "torch" else arguments.targets):
                 continue
-            found[key] = _measure([*command, "--timeout", str(arguments.timeout)])
+            found[key] = measure([__file__, *command, "--timeout", str(arguments.timeout)])
             print(f"{key}: {found[key]['peak_gb']:.2f} GB, {found[key]['seconds']:.0f} s {found[key]['failed']}")
             arguments.out.mkdir(parents=True, exist_ok=True)
             runs = ",\n".join(f"{json.dumps(key)}: {json.dumps(run)}" for key, run in found.items())
@@ -94,14 +97,14 @@ def lacks(run: Mapping[str, Any], names: str) -> bool:
     return bool(run["failed"]) or not {name for name in names.split(",") if name} <= set(run["parity"])
 
 
-def _measure(words: Sequence[str]) -> dict[str, Any]:
-    """Run this file in another process; return its steps and the memory of its process tree."""
+def measure(words: Sequence[str]) -> dict[str, Any]:
+    """Run a script in another process; return its steps and the memory of its process tree."""
     with tempfile.TemporaryDirectory(prefix="large-") as folder:
         words = [folder + "/bundle" if word == "BUNDLE" else word for word in words]
         started, variables = time.time(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
         free_gb = memory.free() / 1e9
         with subprocess.Popen(
-            [sys.executable, __file__, *words],
+            [sys.executable, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -183,7 +186,6 @@ def _export(size: str, out: str, names: str, timeout: float) -> None:
     """Run `exporter export --no-bench` and report its events."""
     from exporter import targets
     from exporter.model import recipes
-    from exporter.runs import pipeline
     from exporter.runs.request import Request
 
     source = recipes.find(f"{HERE / '_gpt2.py'}:{SIZES[size]}")
@@ -196,12 +198,20 @@ def _export(size: str, out: str, names: str, timeout: float) -> None:
         timeout=timeout,
         bench=False,
     )
+    run(request)
+
+
+def run(request: Request) -> Manifest:
+    """Run a request, report its events, and return the manifest."""
+    from exporter.runs import pipeline
+
     manifest, _ = pipeline.run(request, _EventListener())
     _report(weights_gb=manifest.model.parameters * 4 / 1e9)
     for record in manifest.variants:
         verdicts = {session.session: session.parity.verdict for session in record.sessions if session.parity}
         failed = f"{record.name}: {record.stage}: {record.reason}" if record.status == "failed" else ""
         _report(variant=record.name, parity=verdicts, failed=failed)
+    return manifest
 
 
 def _compile_bare(size: str) -> None:

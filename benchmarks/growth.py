@@ -1,0 +1,225 @@
+"""Measure how the cost of each route grows with parameters, layers, batch and sequence, and fit a line to each cost.
+
+The model is a BERT-like encoder with fixed sizes. Each point is one run of exporter in a process of its own, whose
+exports follow one another. On axes of logarithms, the slope of a cost is its exponent: 1 is proportional to the size.
+A slope is marked as faster than linear if its 95% interval lies above LIMIT. A cost has a fixed part too, which
+flattens its line; `last` is therefore the slope between the two largest sizes alone. Writes `raw.json`, `growth.md`
+and, with matplotlib, `growth.svg` into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import large
+
+from exporter import targets
+from exporter.core import environment
+from exporter.core.filesystem import write_atomic
+from exporter.core.json_codec import to_json
+from exporter.model import recipes
+from exporter.runs import memory_needs
+from exporter.runs.request import Request
+
+HERE = Path(__file__).parent
+ROUTES = ("trace", "compile", "onnx", "export")
+COSTS = {
+    "export_s": "export, s",
+    "export_gb": "memory of the export, GB",
+    "load_s": "load, s",
+    "session_gb": "memory of a session, GB",
+    "latency_ms": "latency, ms",
+}
+PARAMETERS = "0.02,0.1,0.4,0.8,1.5"
+MILLIONS = "million parameters"
+LAYERS = 4  # while the width grows
+BASE = {"width": 256, "layers": 2, "batch": 1, "sequence": 16}
+AXES = {"layers": (2, 4, 8, 16), "batch": (1, 4, 16, 64), "sequence": (16, 64, 256, 512)}
+QUICK_PARAMETERS = "0.001,0.004,0.01"
+QUICK_AXES = {"layers": (2, 4, 8), "batch": (1, 4, 16), "sequence": (16, 64, 256)}
+LIMIT = 1.1
+# Student's t for a 95% interval, by degrees of freedom
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+
+
+class Slope(NamedTuple):
+    """The exponent of a cost, its 95% interval, and the exponent between the two largest sizes."""
+
+    value: float
+    low: float
+    high: float
+    last: float
+
+    def __str__(self) -> str:
+        mark = ", faster than linear" if self.low > LIMIT else ""
+        return f"{self.value:.2f} ({self.low:.2f}…{self.high:.2f}), last {self.last:.2f}{mark}"
+
+
+def main() -> None:
+    """Measure all points that raw.json lacks, then write the table and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", help=f"in billions, separated by commas; {PARAMETERS} if not given")
+    parser.add_argument("--quick", action="store_true", help="smaller models, in a few minutes")
+    parser.add_argument("--resume", action="store_true", help="measure only what raw.json lacks")
+    parser.add_argument("--render", action="store_true", help="measure nothing; make the table and the figure again")
+    parser.add_argument("--time-budget", type=float, default=1.0, help="seconds of timed calls for each row")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "growth")
+    parser.add_argument("--point", nargs=3, metavar=("NAME", "BUNDLE", "MANIFEST"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.point:
+        name, bundle, manifest = arguments.point
+        _export(name, Path(bundle), Path(manifest), arguments.time_budget)
+        return
+    points = list(collect(arguments).values())
+    text = render(points)
+    (arguments.out / "growth.md").write_text(text)
+    print(text)
+    with contextlib.suppress(ImportError):
+        import _growth_figure
+
+        _growth_figure.draw(series(points), COSTS, caption(points), arguments.out / "growth.svg")
+
+
+def collect(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return all points by name, with the axes that each is on; write raw.json after each measurement."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    raw = arguments.out / "raw.json"
+    kept = (arguments.resume or arguments.render) and raw.is_file()
+    found: dict[str, dict[str, Any]] = json.loads(raw.read_text()) if kept else {}
+    for axis, points in {} if arguments.render else sweeps(arguments).items():
+        for name, sizes in points.items():
+            if name not in found:
+                found[name] = {"axes": [], **sizes, **measure(name, arguments)}
+            found[name]["axes"] = sorted({axis, *found[name]["axes"]})
+            write_atomic(raw, json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def sweeps(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the points of each axis from small to large: their sizes by the name of the recipe."""
+    axes, billions = (QUICK_AXES, QUICK_PARAMETERS) if arguments.quick else (AXES, PARAMETERS)
+    found = {axis: [BASE | {axis: size} for size in sizes] for axis, sizes in axes.items()}
+    wanted = [float(one) * 1e9 for one in (arguments.parameters or billions).split(",")]
+    widths = [max(64, 64 * round(math.sqrt(one / (12 * LAYERS)) / 64)) for one in wanted]
+    found[MILLIONS] = [BASE | {"width": width, "layers": LAYERS} for width in widths]
+    named = "w{width}_l{layers}_b{batch}_s{sequence}"
+    return {axis: {named.format(**sizes): sizes for sizes in points} for axis, points in found.items()}
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run exporter for one point; return its parameters, the costs of each route, and the machine."""
+    manifest = arguments.out / "manifest.json"
+    words = ["--point", name, "BUNDLE", str(manifest), "--time-budget", str(arguments.time_budget)]
+    run = large.measure([__file__, *words])
+    said: dict[str, Any] = {"variants": [], "model": {"parameters": 0}}
+    if manifest.is_file():
+        said = json.loads(manifest.read_text())
+    manifest.unlink(missing_ok=True)
+    print(f"{name}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
+    costs = {row["name"]: costs_of(row, run["steps"]) for row in said["variants"] if row["name"] in ROUTES}
+    about = {fact: run[fact] for fact in ("machine", "date", "load", "seconds", "failed")}
+    return {"name": name, MILLIONS: said["model"]["parameters"] / 1e6, "costs": costs, **about}
+
+
+def costs_of(row: Mapping[str, Any], steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the costs of one row that were measured; latency and load are those of its Python session."""
+    life, timing = row["lifecycle"], row["timings"].get("python", {})
+    found = {
+        "export_s": life["export_s"],
+        "export_gb": steps.get(f"export {row['name']}", {}).get("peak_gb"),
+        "load_s": life["load_s"],
+        "session_gb": life["peak_rss_mb"] and life["peak_rss_mb"] / 1000,
+        "latency_ms": timing.get("median_ms"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _export(name: str, bundle: Path, manifest: Path, budget: float) -> None:
+    """Export one encoder to every route, one after another, and write the manifest."""
+    memory_needs.LARGE = 0  # as for models that fill the memory: one step at a time, whose cost can be told apart
+    request = Request(
+        name,
+        recipes.find(f"{HERE / '_encoder.py'}:{name}"),
+        tuple(targets.parse(",".join(ROUTES))),
+        bundle,
+        threads=environment.usable_cpus(),
+        dynamic="none",
+        time_budget=budget,
+        timeout=3600.0,
+    )
+    manifest.write_text(to_json(large.run(request)))
+
+
+def fit(sizes: Sequence[float], costs: Sequence[float]) -> Slope:
+    """Return the slope of log(cost) against log(size), by least squares. Needs three points and two different sizes."""
+    x, y = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    count = len(x)
+    middle, height = sum(x) / count, sum(y) / count
+    spread = sum((one - middle) ** 2 for one in x)
+    slope = sum((one - middle) * (other - height) for one, other in zip(x, y, strict=True)) / spread
+    left = sum((other - height - slope * (one - middle)) ** 2 for one, other in zip(x, y, strict=True))
+    margin = STUDENT[count - 2] * math.sqrt(left / (count - 2) / spread)
+    return Slope(slope, slope - margin, slope + margin, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+
+
+Series = dict[tuple[str, str, str], list[tuple[float, float]]]  # (axis, cost, route): (size, cost), by size
+
+
+def series(found: Sequence[Mapping[str, Any]]) -> Series:
+    """Return the points of every line."""
+    lines: Series = {}
+    for point in found:
+        for axis in point["axes"]:
+            for route, costs in point["costs"].items():
+                for cost, value in costs.items():
+                    lines.setdefault((axis, cost, route), []).append((point[axis], value))
+    return {key: sorted(line) for key, line in lines.items()}
+
+
+def caption(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the machine, its load, the versions and the dates."""
+    machine, loads = found[-1]["machine"], [load for point in found for load in point["load"]]
+    dates = " and ".join(sorted({point["date"] for point in found}))
+    cpu = f"{machine.get('cpus', '')} cores of {machine.get('cpu', '')}"
+    return (
+        f"{cpu}, torch {machine.get('torch', '')}, load {min(loads, default=0):g} to {max(loads, default=0):g}, {dates}"
+    )
+
+
+def render(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the slopes and the points in Markdown."""
+    lines = [f"# How cost grows\n\n{caption(found)}. Made by `python benchmarks/growth.py`.\n"]
+    fitted = series(found)
+    for axis in dict.fromkeys(axis for axis, _, _ in fitted):
+        lines += [f"## {axis}\n", *_table(["cost", *ROUTES], _slopes(fitted, axis)), ""]
+        sizes = sorted({size for (of, _, _), line in fitted.items() if of == axis for size, _ in line})
+        lines += [*_table(["cost", "route", *(f"{size:.4g}" for size in sizes)], _values(fitted, axis, sizes)), ""]
+    failed = [f"- {point['name']}: {point['failed']}" for point in found if point["failed"]]
+    return "\n".join([*lines, *failed]).rstrip() + "\n"
+
+
+def _slopes(fitted: Series, axis: str) -> Iterator[list[str]]:
+    for cost, label in COSTS.items():
+        found = [fitted.get((axis, cost, route), []) for route in ROUTES]
+        yield [label, *(str(fit(*zip(*line, strict=True))) if len(line) > 2 else "" for line in found)]
+
+
+def _values(fitted: Series, axis: str, sizes: Sequence[float]) -> Iterator[list[str]]:
+    for cost, label in COSTS.items():
+        for route in ROUTES:
+            line = dict(fitted.get((axis, cost, route), []))
+            yield [label, route, *(f"{line[size]:.3g}" if size in line else "" for size in sizes)]
+
+
+def _table(head: Sequence[str], rows: Iterator[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+if __name__ == "__main__":
+    main()
