@@ -135,8 +135,17 @@ std::vector<Sizes> read_entries(const json& root, const std::vector<Symbol>& sym
       }
       sizes.emplace(name, size);
     }
+    const auto same_name = [](const auto& one, const auto& other) {
+      return one.first == other.first;
+    };
+    if (!entries.empty() && !std::ranges::equal(entries.front(), sizes, same_name)) {
+      malformed("its entries have sizes of different symbols");
+    }
     entries.push_back(std::move(sizes));
   }
+  const bool choices =
+      std::ranges::any_of(symbols, [](const Symbol& symbol) { return !symbol.choices.empty(); });
+  if (!entries.empty() && choices) malformed("it has entries beside choices");
   return entries;
 }
 

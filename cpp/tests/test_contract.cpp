@@ -259,6 +259,8 @@ TEST_CASE("reads entries") {
               with(R"([{"batch": 65}])"));
   CHECK_ERROR(artifact, "symbol depth has no range", with(R"([{"depth": 1}])"));
   CHECK_ERROR(artifact, "an entry has no sizes", with("[{}]"));
+  CHECK_ERROR(artifact, "its entries have sizes of different symbols",
+              with(R"([{"batch": 1}, {"batch": 1, "sequence": 2}])"));
 }
 
 TEST_CASE("allows only multiples of a step") {

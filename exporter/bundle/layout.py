@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -46,10 +47,11 @@ def record(path: Path) -> ArtifactRecord:
 def artifacts() -> dict[str, str]:
     """Map the names of all files that the usable targets can write, including companions, to their targets."""
     found: dict[str, str] = {}
-    for name in targets.usable():
-        for precision in PRECISIONS:
-            artifact = targets.Variant(name, precision=precision).artifact
-            found |= {artifact + suffix: name for suffix in ("", *targets.facts(name).companions)}
+    for name, target in targets.usable().items():
+        for setting, precision in itertools.product(target.variants, PRECISIONS):
+            variant = targets.Variant(name, setting, precision)
+            if not targets.is_live(variant):
+                found |= {variant.artifact + suffix: name for suffix in ("", *targets.facts(name).companions)}
     return found
 
 

@@ -129,7 +129,7 @@ def place_of(contract: Contract, name: str) -> tuple[int, int]:
     for index, spec in enumerate(contract.inputs):
         if name in spec.shape:
             return index, spec.shape.index(name)
-    raise UsageError(f"no input has the dimension {name} itself", "specialise a size that is a dimension of an input")
+    raise UsageError(f"no input has the dimension {name} itself", "choose a size that is a dimension of an input")
 
 
 def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:

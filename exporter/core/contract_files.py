@@ -52,6 +52,10 @@ def _problem(contract: Contract) -> str:
     for sizes in contract.entries:
         if not sizes or any(n not in contract.symbols or not contract.symbols[n].allows(s) for n, s in sizes.items()):
             return f"it has an entry for {sizes}, which are not sizes that it allows"
+    if len({tuple(sorted(sizes)) for sizes in contract.entries}) > 1:
+        return "its entries have sizes of different symbols"
+    if contract.entries and any(bounds.choices for bounds in contract.symbols.values()):
+        return "it has entries beside choices"
     state = tuple(tensor.spec for tensor in contract.state.tensors) if contract.state else ()
     for spec in (*contract.inputs, *contract.outputs, *state):
         if spec.dtype not in ITEM_BYTES:

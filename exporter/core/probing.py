@@ -150,6 +150,18 @@ def entry_sizes(given: Sequence[str]) -> tuple[Sizes, ...]:
     return tuple(dict(zip(names, s, strict=True)) for s in itertools.product(*(asked[n] for n in names)) if s)
 
 
+def entry_points(entries: Iterable[Sizes], base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
+    """Return the sizes at which each entry is checked: its other sizes alone at both ends and odd, and all odd."""
+    points = []
+    for own in entries:
+        others = {name: bounds for name, bounds in symbols.items() if name not in own}
+        points.append(own)
+        for name, bounds in others.items():
+            points += [own | {name: size} for size in (bounds.sizes[0], _odd(base[name], bounds), bounds.sizes[-1])]
+        points.append(own | {name: _odd(base[name], bounds) for name, bounds in others.items()})
+    return points
+
+
 def check_entries(entries: Iterable[Sizes], symbols: Mapping[str, Range]) -> None:
     """Raise UsageError for an entry with a size that is not dynamic, or outside its range."""
     for name, size in (pair for sizes in entries for pair in sizes.items()):
@@ -158,7 +170,7 @@ def check_entries(entries: Iterable[Sizes], symbols: Mapping[str, Range]) -> Non
             raise UsageError(f"--entries names {name}, which is not dynamic", has)
         if not symbols[name].allows(size):
             raise UsageError(
-                f"--entries asks for {name} = {size}, which is outside its range, {symbols[name]}",
+                f"--entries asks for {name} = {size}, which is outside the range of {name}, {symbols[name]}",
                 f"choose another size, or a range that includes it: --size {name}=MIN..MAX",
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +44,8 @@ def replay(place: Path) -> Parity:
                 dtypes = str(got.dtype), str(eager.dtype)
                 one = parity.compare(names[i], got, eager, reference, tolerance, dtypes)
                 if f"{number}.stored.{i}" in golden:
-                    weights = golden[f"{number}.stored.{i}"]
-                    moved = parity.moved(eager, reference, weights)
-                    plain = replace(tolerance, min_cosine=None)
-                    one = parity.with_stored_weights(one, parity.compare(names[i], got, moved, weights, plain, dtypes))
+                    arrays = got, eager, reference, golden[f"{number}.stored.{i}"]
+                    one = parity.compare_stored(one, arrays, tolerance, dtypes)
                 outputs.append(asdict(one))
             cases.append({"case": name, "seed": seed, "error": "", "outputs": outputs})
     return parity.summarize(cases)

@@ -61,7 +61,23 @@ def compare(
     return _compare_floats(name, got, eager, reference, tolerance)
 
 
-def moved(eager: Array, reference: Array, stored: Array) -> Array:
+def compare_stored(
+    found: OutputParity, arrays: tuple[Array, Array, Array, Array], tolerance: Tolerance, dtypes: tuple[str, str]
+) -> OutputParity:
+    """Return the parity of an artifact that stores its weights in fewer bytes.
+
+    `found` is its parity with the original weights. It must also give what the stored weights give, in the tolerance of
+    float32. `arrays` are its output, eager's, the reference, and the reference with the stored weights.
+    """
+    got, eager, reference, stored = arrays
+    plain = replace(tolerance, min_cosine=None)
+    same = compare(found.output, got, _moved(eager, reference, stored), stored, plain, dtypes)
+    if same.verdict != "FAIL" or found.verdict == "FAIL":
+        return found
+    return replace(found, verdict="FAIL", reason=f"not what the stored weights give: {same.reason}", worst=same.worst)
+
+
+def _moved(eager: Array, reference: Array, stored: Array) -> Array:
     """Return what eager would return with stored weights: their float64 outputs with eager's own rounding error."""
     if not np.issubdtype(eager.dtype, np.inexact):
         return eager
@@ -69,16 +85,6 @@ def moved(eager: Array, reference: Array, stored: Array) -> Array:
     error = np.subtract(eager, reference, out=np.zeros_like(reference), where=finite)
     made: Array = (stored + error).astype(eager.dtype)
     return made
-
-
-def with_stored_weights(found: OutputParity, same: OutputParity) -> OutputParity:
-    """Return the parity of an artifact that stores its weights in fewer bytes.
-
-    `found` is its parity with the original weights, and `same` that with the stored ones, in the tolerance of float32.
-    """
-    if same.verdict != "FAIL" or found.verdict == "FAIL":
-        return found
-    return replace(found, verdict="FAIL", reason=f"not what the stored weights give: {same.reason}", worst=same.worst)
 
 
 def _compare_integers(name: str, got: Array, eager: Array) -> OutputParity:

@@ -92,6 +92,10 @@ def _record(manifest: Manifest, name: str) -> VariantRecord:
             "its artifacts carry state from call to call, and a part of the model cannot", "export with --state inputs"
         )
     found = known[name]
+    if found.contract is not None and found.contract.entries:
+        raise UsageError(
+            f"{name} has models for some sizes alone, and bisect looks into one model", "export without --entries"
+        )
     if not (found.artifact or found.rejected or any(map(targets.is_live, targets.parse(name)))):
         raise UsageError(
             f"{name} was not exported: {found.reason}", "`exporter explain` says what stops each target from exporting"

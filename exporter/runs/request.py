@@ -10,7 +10,7 @@ from pathlib import Path
 from exporter import targets
 from exporter.core import machine_code, probing
 from exporter.core.contract_records import FP32
-from exporter.core.errors import UsageError
+from exporter.core.errors import ExportError, UsageError
 from exporter.core.option import command_line, pick
 from exporter.core.precisions import MIXED, SMALL_WEIGHTS
 from exporter.core.records import Goal, Manifest, RequestRecord
@@ -18,6 +18,7 @@ from exporter.core.settings import WEIGHTS, RunSettings, SizeSettings, SourceSet
 from exporter.core.tuning_records import Choice, changed, kept
 from exporter.model import recipes
 from exporter.model.recipes import Source
+from exporter.targets import _ort_level
 from exporter.workers.messages import Job
 
 MACHINE = ("cpp.simdlen", "cpp.march", "cpp.weight_prepack")  # settings of inductor that --portable sets
@@ -66,6 +67,9 @@ class Request(RunSettings, SizeSettings):
             )
         if self.inductor and not any(v.target == "compile" for v in self.variants):
             raise UsageError("--inductor applies only to the compile target", "remove it, or add the target compile")
+        names = [parse_session_option(one) for one in self.session_options]
+        if len(set(names)) < len(names):
+            raise UsageError("--session-option sets an option twice", "give each once")
         for one in self.inductor:
             if not one.partition("=")[0] or "=" not in one:
                 raise UsageError(f"--inductor {one!r} is not NAME=VALUE", "give freezing=False, for example")
@@ -153,6 +157,14 @@ class Request(RunSettings, SizeSettings):
                 yield from ("--specialize", f"{size}={','.join(map(str, bounds.choices))}")
             else:
                 yield from ("--size", f"{size}={'..'.join(map(str, bounds.written))}")
+
+
+def parse_session_option(given: str) -> str:
+    """Return the name in a --session-option. Raises UsageError if onnxruntime's session has no such option."""
+    try:
+        return _ort_level.parse(given)[0]
+    except ExportError as error:
+        raise UsageError(str(error), error.remedy) from error
 
 
 def _rounds(variant: targets.Variant) -> bool:

@@ -57,6 +57,8 @@ class Sessions:
         """
         results: list[SessionRecord] = []
         for kind, open_session in openers:
+            if old := self.kept.pop((keep, kind), None):  # of an artifact that another one replaces
+                old.close()
             check = functools.partial(
                 session_checks.check, kind, functools.partial(self._open, open_session), record, golden
             )

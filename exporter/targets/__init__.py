@@ -56,7 +56,8 @@ class Variant(NamedTuple):
     def artifact(self) -> str:
         """The file's name in the bundle."""
         stem, dot, suffix = get(self.target).artifact.rpartition(".")
-        return f"{stem}{precisions.in_file_name(self.precision)}{dot}{suffix}"
+        setting = f"-{self.setting}" if self.setting else ""  # of a plug-in's target: only those built ahead of time
+        return f"{stem}{setting}{precisions.in_file_name(self.precision)}{dot}{suffix}"
 
     @property
     def base(self) -> str:

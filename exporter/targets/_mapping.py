@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INDEX, BLOB = "_weights.json", "_weights.blob"
 PLACE = "in"  # in an index: the model in whose blob a constant is, if that is another one
+SHARED = "model"  # the only one that others use weights of
 ALIGNMENT = 64  # of each weight, in bytes
 REMEDY = "take a good copy, or export it again"
 _HEADER = 30  # size of a member's own header, without names
@@ -87,9 +88,7 @@ class Weights:
         self._region = _map(None, self._length, _NONE, mmap.MAP_ANONYMOUS)
         self._data, self._size = self._region + start, blob.size
         try:
-            self.tensors = {
-                entry["name"]: (shared if shared and PLACE in entry else self)._tensor(entry) for entry in blob.index
-            }
+            self.tensors = {entry["name"]: self._holder(entry, shared)._tensor(entry) for entry in blob.index}
         except (AttributeError, KeyError, TypeError, ValueError, ctypes.ArgumentError) as error:
             raise ArtifactError(f"{blob.package} is broken: {INDEX}: {error}", "export it again") from error
 
@@ -97,6 +96,14 @@ class Weights:
     def address(self) -> int:
         """Where the tensors are."""
         return self._data
+
+    def _holder(self, entry: dict[str, Any], shared: Weights | None) -> Weights:
+        """Return the weights that an entry of the index is in. Raise ValueError if they are not open."""
+        if PLACE not in entry:
+            return self
+        if shared is None or entry[PLACE] != SHARED:
+            raise ValueError(f"{entry['name']} is in the blob of {entry[PLACE]}, which is not open")
+        return shared
 
     def _tensor(self, entry: dict[str, Any]) -> torch.Tensor:
         return _tensor(entry, self._data, self._size)

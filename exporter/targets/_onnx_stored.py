@@ -15,7 +15,7 @@ def keep(graph: Any) -> int:
     import numpy as np
     import onnx_ir as ir
 
-    casts = [node for node in graph.all_nodes() if node.op_type == "Cast" and _is_weight(graph, node.inputs[0])]
+    casts = [node for node in graph.all_nodes() if _is_cast(node) and _is_weight(graph, node.inputs[0])]
     if not casts:
         return 0
     one = ir.Value(name="one_of_stored_weights", const_value=ir.tensor(np.float32(1), name="one_of_stored_weights"))
@@ -27,6 +27,13 @@ def keep(graph: Any) -> int:
         new.name, new.shape, new.type = old.name, old.shape, old.type
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [old], [new])
     return len(casts)
+
+
+def _is_cast(node: Any) -> bool:
+    """Return whether a node casts to float32."""
+    import onnx_ir as ir
+
+    return bool(node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT)
 
 
 def _is_weight(graph: Any, value: Any) -> bool:

@@ -23,7 +23,8 @@ NAMES = {
 }  # members of onnxruntime.GraphOptimizationLevel
 MODES = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}  # members of onnxruntime.ExecutionMode
 SWITCHES = ("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse")
-KNOWN = ("execution_mode", *SWITCHES, "inter_op_num_threads")  # attributes; names with a dot are configuration entries
+KNOWN = ("execution_mode", *SWITCHES, "inter_op_num_threads")  # attributes
+ENTRIES = ("session.", "optimization.", "memory.", "ep.", "mlas.")  # beginnings of configuration entries
 METADATA = 14  # the field of metadata_props in ONNX's ModelProto; an entry has its key in field 1 and its value in 2
 
 
@@ -80,13 +81,13 @@ def parse(given: str) -> tuple[str, str | bool | int]:
     that is not known, or for a value of another type.
     """
     name, equals, text = given.partition("=")
-    if "." in name and equals:
+    if name.startswith(ENTRIES) and equals:
         return name, text
     if name == "execution_mode" and text in MODES:
         return name, MODES[text]
     if name in SWITCHES and text in ("True", "False"):
         return name, text == "True"
-    if name == "inter_op_num_threads" and text.isdigit():
+    if name == "inter_op_num_threads" and text.isdecimal() and text.isascii():
         return name, int(text)
     raise ExportError(
         f"--session-option {given} is not an option of an onnxruntime session",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from exporter.core import contract as contracts
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError
-from exporter.core.probing import check_entries, describe
+from exporter.core.probing import describe
 from exporter.core.size_range import Sizes
 from exporter.targets import _mapping, _weights
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exporter.model.capture import Program
     from exporter.model.tensors import Run, Tensors
 
-MODEL = "model"  # the name of the model for all sizes
+MODEL = _mapping.SHARED  # the name of the model for all sizes
 
 
 def name(sizes: Sizes) -> str:
@@ -39,12 +39,19 @@ def graphs(
 ) -> dict[str, torch.export.ExportedProgram]:
     """Return the program at the sizes of each entry, by the name of its model.
 
-    Raise UsageError for sizes that the program does not take, and ExportError if another size is not free in an entry.
+    Raise ExportError for sizes that the program does not take, or if another size is not free in an entry.
     """
     from exporter.model import capture
 
     assert program.make_at is not None
-    check_entries(entries, program.contract.symbols)
+    for sizes in entries:
+        for symbol, size in sizes.items():
+            if not program.contract.symbols[symbol].allows(size):
+                bounds = program.contract.symbols[symbol]
+                raise ExportError(
+                    f"the exported program takes only {symbol} {bounds}, and --entries asks for {size}",
+                    "leave this size out of --entries",
+                )
     found = {}
     for sizes in entries:
         for symbol in sizes:
@@ -133,4 +140,4 @@ def choose(promise: Contract, models: Mapping[str, Run]) -> Run:
 def notes(entries: Iterable[Sizes]) -> tuple[str, ...]:
     """Return the note of a row with entries."""
     told = ", ".join(map(describe, entries))
-    return (f"with a model of its own for {told}",) if told else ()
+    return (f"compiled separately for {told}",) if told else ()

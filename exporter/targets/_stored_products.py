@@ -73,8 +73,15 @@ def compiled() -> Iterator[None]:
 
 def _kernel(module: Any) -> Any:
     """Return inductor's kernel for float32, corrected to read the weight in its own dtype."""
+    import torch
+
     usual = module.CppMicroGemmFP32Vec
     text = usual.TEMPLATE_KERNEL.replace("Vectorized<{{input_t}}>", "Vectorized<{{input2_t}}>")
+    if text == usual.TEMPLATE_KERNEL:
+        raise ExportError(
+            f"the kernels of torch {torch.__version__} for products do not read weights in fewer bytes",
+            "choose trace, export or onnx for this precision",
+        )
     return type("StoredWeights", (usual,), {"TEMPLATE_KERNEL": text})
 
 

@@ -102,7 +102,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
     entries = () if program.part_of else probing.entry_sizes(options.entries)
-    if entries and program.keeps_state:
+    if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     patches = (recurrent.looped(), _objects.reused(), _convolutions.reading_before_writing(), _convolutions.packing())
     with contextlib.ExitStack() as changed:
@@ -111,8 +111,6 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         if program.entries:
-            if program.keeps_state:
-                raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
             graphs = {_specialized.name(size): _graph(entry, options) for size, entry in program.entries.items()}
             _write(graphs, path, _settings(next(iter(graphs.values())), options))
             ops = tuple(dict.fromkeys(op for graph in graphs.values() for op in custom_ops.of_exported(graph)))
@@ -230,10 +228,11 @@ def _package(
     if not program.keeps_state:
         graphs = {MODEL: graph} | _package_entries.graphs(graph, program, entries)
         _write(graphs, path, settings)
-        doubtful = settings["freezing"] and bool(graph.range_constraints) and _convolves(graph)
+        dynamic = {name: one for name, one in graphs.items() if one.range_constraints and _convolves(one)}
+        doubtful = settings["freezing"] and bool(dynamic)
         # Those in other precisions differ by more than rounding in float32.
         doubtful &= options.precision in ("fp32", "tf32", *SMALL_WEIGHTS)
-        if not doubtful or program.part_of or _asks_for("freezing", options) or _agrees(path, graph, program, options):
+        if not doubtful or program.part_of or _asks_for("freezing", options) or _agree(path, dynamic, options):
             return ops, ()
         _write(graphs, path, settings | {"freezing": False})
         return ops, ("weights not frozen, because the frozen package is wrong or fails",)
@@ -252,10 +251,14 @@ def _asks_for(name: str, options: Options) -> bool:
     return any(one.partition("=")[0] == name for one in options.inductor)
 
 
-def _agrees(path: Path, graph: torch.export.ExportedProgram, program: Program, options: Options) -> bool:
-    """Return whether a package runs and gives the program's outputs at the example."""
+def _agree(path: Path, graphs: Mapping[str, torch.export.ExportedProgram], options: Options) -> bool:
+    """Return whether each model of a package runs and gives its program's outputs at the example."""
     try:
-        return carrying.repeats(_packages.Package(path, "model", options.device).run, graph, program.example, calls=1)
+        packages = _packages.open_models(path, (MODEL, *graphs), options.device)
+        return all(
+            carrying.repeats(packages[name].run, graph, graph.example_inputs[0], calls=1)
+            for name, graph in graphs.items()
+        )
     except Exception:  # whatever a package raises
         return False
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ from pathlib import Path
 import exporter
 from exporter import targets
 from exporter.core import environment
-from exporter.core.errors import ArtifactError
+from exporter.core.errors import ArtifactError, UsageError
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.json_schema import described
 from exporter.core.option import settings
@@ -37,7 +38,22 @@ LIMIT_GB = 5.0
 RECORD = "record.json"
 NOTE = "built earlier from the same program with the same settings"
 # Variables that change what compilers do. Exporter sets LIBRARY_PATH itself, after torch.
-PREFIXES = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "TORCH_", "TRITON_", "CUDA_HOME", "CXX", "CC", "CFLAGS", "CXXFLAGS")
+PREFIXES = (
+    *(
+        "TORCHINDUCTOR_",
+        "AOT_INDUCTOR_",
+        "TORCH_",
+        "TRITON_",
+        "ATEN_",
+        "ONEDNN_",
+        "DNNL_",
+        "MKL_",
+        "CUDA_",
+        "CXX",
+        "CC",
+    ),
+    *("CC", "CFLAGS", "CXXFLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "LD_PRELOAD"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,11 +66,15 @@ class Built:
 
 
 def _limit() -> float:
-    """Return the limit in bytes."""
+    """Return the limit in bytes. Raises UsageError if the variable is not a number."""
+    text = os.environ.get("EXPORTER_CACHE_GB", "")
     try:
-        return float(os.environ.get("EXPORTER_CACHE_GB", LIMIT_GB)) * 1e9
+        limit = float(text or LIMIT_GB)
     except ValueError:
-        return LIMIT_GB * 1e9
+        limit = math.nan
+    if not 0 <= limit < math.inf:
+        raise UsageError(f"EXPORTER_CACHE_GB is {text!r}, not a number of GB", "give 0 to keep no artifacts, or 5")
+    return limit * 1e9
 
 
 def _root() -> Path:
@@ -75,7 +95,8 @@ def key_of(program: Program, target: str, options: Options) -> str:
         "options": {s.name: getattr(options, s.name) for s in settings(options) if s.option.effect},
         "variant": [target, options.variant, options.precision, options.device, options.threads],
         "libraries": [_hash(Path(library)) for library in options.ops_libs],
-        "sources": [_sources(), _hash(Path(vars(route)["__file__"]))],
+        "sources": [_sources(Path(exporter.__file__)), _sources(Path(vars(route)["__file__"]))],
+        "profiled": options.profiled,
         "versions": {one: environment.version(one) for one in (*environment.DISTRIBUTIONS, *used)},
         "machine": [environment.cpu_name(), sorted(environment.cpu_flags()), _compiler()],
         "gpus": environment.gpus() if options.device != "cpu" else (),
@@ -92,7 +113,9 @@ def _matters(name: str) -> bool:
 def _compiler() -> str:
     """Return the C++ compiler's path and version; "" without one."""
     found = environment.compiler()
-    return subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout if found else ""
+    if not found:
+        return ""
+    return found + subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _hash(file: Path) -> str:
@@ -101,10 +124,10 @@ def _hash(file: Path) -> str:
 
 
 @functools.cache
-def _sources() -> str:
-    """Return a hash of exporter's own source, which a development tree changes without another version."""
+def _sources(module: Path) -> str:
+    """Return a hash of the sources in a module's folder, which a development tree changes without another version."""
     found = hashlib.sha256()
-    for file in sorted(Path(exporter.__file__).parent.rglob("*.py")):
+    for file in sorted(module.parent.rglob("*.py")):
         found.update(file.read_bytes())
     return found.hexdigest()
 

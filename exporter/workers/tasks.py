@@ -56,13 +56,14 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
     entries = probing.entry_sizes(job.options.entries)
     probing.check_entries(entries, loaded.symbols)
+    own = probing.entry_points(entries, loaded.base, loaded.symbols)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)
     published = loaded.module.model if weights == "pretrained" else None
     sizes = probing.capture_sizes(loaded.base, loaded.symbols)
     started = time.perf_counter()
     captured = _capture(job, loaded, found, sizes) if capture_program else _Captures(sizes)
-    plan = making.plan or _planned(loaded, found, (*points.values(), *entries), captured)
+    plan = making.plan or _planned(loaded, found, (*points.values(), *own), captured)
     prepared = Prepared(
         contract=found,
         base=loaded.base,

@@ -231,10 +231,10 @@ def test_a_golden_without_the_outputs_of_stored_weights_is_refused() -> None:
 
 def test_eager_moved_to_other_weights_keeps_its_own_error() -> None:
     eager, reference = np.float32([1.5, np.inf, 3]), np.float64([1.25, np.inf, 3])
-    found = parity.moved(eager, reference, np.float64([2, np.inf, 4]))
+    found = parity._moved(eager, reference, np.float64([2, np.inf, 4]))
     assert found.dtype == np.float32
     assert found.tolist() == [2.25, np.inf, 4]
-    assert parity.moved(np.int64([1]), np.int64([1]), np.int64([2])).tolist() == [1]
+    assert parity._moved(np.int64([1]), np.int64([1]), np.int64([2])).tolist() == [1]
 
 
 # What each route makes of them.

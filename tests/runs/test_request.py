@@ -109,6 +109,9 @@ def test_reproduce_names_the_source_of_the_model(tmp_path: Path) -> None:
     [
         ("trace", {"keep_float": ("head",)}, "--keep-float applies only to"),
         ("trace", {"session_options": ("execution_mode=parallel",)}, "--session-option applies only to"),
+        ("onnx", {"session_options": ("execution_mode=fast",)}, "is not an option of an onnxruntime session"),
+        ("onnx", {"session_options": ("sesion.spinning=0",)}, "is not an option of an onnxruntime session"),
+        ("onnx", {"session_options": ("enable_mem_pattern=False",) * 2}, "sets an option twice"),
         ("onnx", {"channels_last": True}, "--channels-last applies only to"),
         ("compile:default,trace", {"fallback": ("aten.silu",)}, "--fallback applies only to packages"),
         ("compile:default,trace", {"entries": ("batch=1",)}, "--entries applies only to packages"),

@@ -56,9 +56,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = bundle.manifest
     (row,) = manifest.variants
     assert (row.status, row.reason) == ("passed", "")
-    assert "with a model of its own for batch=1, batch=8" in row.notes
+    assert "compiled separately for batch=1, batch=8" in row.notes
     assert manifest.golden is not None
-    assert {"batch=1 length=3", "batch=8 length=3"} <= {case.name for case in manifest.golden.cases}
+    cases = {case.name for case in manifest.golden.cases}
+    assert {f"batch={b} length={n}" for b in (1, 8) for n in (1, 3, 5, 40)} <= cases
     assert row.contract is not None
     assert row.contract.entries == ({"batch": 1}, {"batch": 8})
     assert len(row.sessions) == 1 + NATIVE
@@ -178,9 +179,27 @@ def _with_contract(package: Path, promise: Any) -> None:
 
 
 def test_entries_are_read_with_their_contract() -> None:
-    wrong = dataclasses.replace(CONTRACT, target="compile", entries=({"batch": 10**6},))
-    with pytest.raises(ArtifactError, match="which are not sizes that it allows"):
-        contract_files.read(to_json(wrong))
+    sizes = {"batch": Range(1, 8), "length": Range(1, 8)}
+    for entries, symbols, said in (
+        (({"batch": 9},), sizes, "which are not sizes that it allows"),
+        (({"depth": 1},), sizes, "which are not sizes that it allows"),
+        (({"batch": 1}, {"batch": 1, "length": 5}), sizes, "entries have sizes of different symbols"),
+        (({"length": 2},), {**sizes, "batch": Range(1, 8, (1, 8))}, "entries beside choices"),
+    ):
+        wrong = dataclasses.replace(CONTRACT, target="compile", symbols=symbols, entries=entries)
+        with pytest.raises(ArtifactError, match=said):
+            contract_files.read(to_json(wrong))
+
+
+@pytest.mark.parametrize("model", ["entry_8", "other"])
+def test_a_weight_in_a_blob_that_is_not_open(made: Path, tmp_path: Path, model: str) -> None:
+    package = tmp_path / "compile.pt2"
+    with zipfile.ZipFile(made / "compile.pt2") as archive, zipfile.ZipFile(package, "w") as changed:
+        for member in archive.infolist():
+            data = archive.read(member)
+            changed.writestr(member, data.replace(b'"in": "model"', f'"in": "{model}"'.encode()))
+    with pytest.raises(ArtifactError, match=f"is in the blob of {model}, which is not open"):
+        compile.load(package, _options())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +227,10 @@ def test_each_combination_is_an_entry() -> None:
 
 @pytest.mark.parametrize(
     ("entries", "message"),
-    [("batch=9", "asks for batch = 9, which is outside its range, 1 to 8"), ("depth=2", "depth, which is not dynamic")],
+    [
+        ("batch=9", "asks for batch = 9, which is outside the range of batch, 1 to 8"),
+        ("depth=2", "depth, which is not dynamic"),
+    ],
 )
 def test_entries_outside_the_contract(run: Run, entries: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

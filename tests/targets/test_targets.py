@@ -19,6 +19,7 @@ import torch
 from support.commands import Run
 
 from exporter import targets
+from exporter.bundle import layout
 from exporter.core import environment, machine_code
 from exporter.core.contract import entry
 from exporter.core.contract_records import Contract, TensorSpec
@@ -632,6 +633,14 @@ def test_names_and_variants_are_parsed() -> None:
     assert targets.live("compile")
     with pytest.raises(TypeError, match="no live variants"):
         targets.live("trace")
+
+
+def test_each_setting_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets.get("trace"), "variants", ("", "fast"))
+    names = [Variant("trace").artifact, Variant("trace", "fast").artifact, Variant("trace", "fast", "int8").artifact]
+    assert names == ["trace.pt", "trace-fast.pt", "trace-fast@int8.pt"]
+    assert {layout.target_of(name) for name in (*names, "trace-fast@int8+head.pt")} == {"trace"}
+    assert layout.target_of("compile-default.pt2") == ""
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.commands import request_for
 
+from exporter.core.errors import UsageError
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import pipeline, rebuild
 from exporter.targets import Exported
@@ -76,6 +77,8 @@ def test_another_program_or_setting_is_built(build: Build, settings: dict[str, A
 def test_a_variable_of_the_compiler_counts(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     assert artifact_cache._matters("TORCHINDUCTOR_FREEZING")
     assert artifact_cache._matters("CXXFLAGS")
+    assert artifact_cache._matters("ATEN_CPU_CAPABILITY")
+    assert artifact_cache._matters("ONEDNN_MAX_CPU_ISA")
     assert not artifact_cache._matters("TORCHINDUCTOR_CACHE_DIR")
     assert not artifact_cache._matters("HOME")
 
@@ -165,9 +168,13 @@ def test_the_least_recently_used_are_removed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_limit_of_zero_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, expected in (("0", 0.0), ("2", 2e9), ("much", 5e9)):
+    for text, expected in (("0", 0.0), ("2", 2e9), ("", 5e9)):
         monkeypatch.setenv("EXPORTER_CACHE_GB", text)
         assert artifact_cache._limit() == expected
+    for text in ("much", "nan", "-1", "inf"):
+        monkeypatch.setenv("EXPORTER_CACHE_GB", text)
+        with pytest.raises(UsageError, match=f"EXPORTER_CACHE_GB is '{text}'"):
+            artifact_cache._limit()
 
 
 def test_a_disk_that_is_full_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

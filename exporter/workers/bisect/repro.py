@@ -133,7 +133,7 @@ def _clean(code: str) -> str:
 
 def _build(target: str, options: Options) -> str | None:
     """Return the code that builds the variant with the same options; None if a few lines cannot do that."""
-    if options.fallback:
+    if options.fallback or options.session_options:
         return None
     settings, setting = _inductor.parse(options.inductor) if options.inductor else {}, options.variant
     if not setting:

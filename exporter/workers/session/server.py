@@ -239,10 +239,8 @@ class Judge:
             dtypes = dtype_name(y.dtype), dtype_name(e.dtype)
             one = parity.compare(name, _array(y), _array(e), _array(r), tolerance, dtypes)
             if case.stored:
-                weights = _array(case.stored[len(found)])
-                eager = parity.moved(_array(e), _array(r), weights)
-                same = parity.compare(name, _array(y), eager, weights, replace(tolerance, min_cosine=None), dtypes)
-                one = parity.with_stored_weights(one, same)
+                arrays = _array(y), _array(e), _array(r), _array(case.stored[len(found)])
+                one = parity.compare_stored(one, arrays, tolerance, dtypes)
             found.append(one)
         return found
 
