@@ -173,7 +173,7 @@ def _reason(name: str, manifest: Manifest, made: Manifest) -> str:
 
 
 def _plain(manifest: Manifest) -> Any:
-    """Return the manifest as JSON, without what only a timed run has: the eager row, its request to time and tune."""
+    """Return the manifest as JSON, without what only a timed run has, such as the eager row, or a rebuild lacks."""
     exported = tuple(variant for variant in manifest.variants if variant.name != EAGER)
-    asked = manifest.request and replace(manifest.request, bench=False, tune=0.0)
+    asked = manifest.request and replace(manifest.request, bench=False, reuse=False, tune=0.0)
     return json.loads(to_json(replace(manifest, variants=exported, request=asked)))

@@ -43,6 +43,8 @@ def graphs(
     """
     from exporter.model import capture
 
+    if not entries:
+        return {}
     assert program.make_at is not None
     for sizes in entries:
         for symbol, size in sizes.items():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -352,19 +353,31 @@ def test_a_portable_package_has_no_avx512_registers(name: str, made: Path, progr
 def test_portable_int8_uses_7_bits_for_cpus_without_vnni(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool, largest: int
 ) -> None:
-    import torch._inductor
-
-    def keep(exported: torch.export.ExportedProgram, package_path: str, inductor_configs: dict[str, Any]) -> None:
-        torch.export.save(exported, package_path)
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", keep)
+    seen: list[torch.fx.GraphModule] = []
+    _without_compiler(monkeypatch, lambda module, options: seen.append(module))
     program = dataclasses.replace(program, make_samples=lambda: ([], [program.example]))
-    path = tmp_path / "compile.pt2"
-    targets.get("compile").export(program, path, Options(precision="int8", portable=portable))
-    graph = torch.export.load(path).graph
-    ranges = [node.args[3:5] for node in graph.nodes if "quantize_per_tensor" in str(node.target)]
+    targets.get("compile").export(program, tmp_path / "compile.pt2", Options(precision="int8", portable=portable))
+    ranges = [node.args[3:5] for node in seen[0].graph.nodes if "quantize_per_tensor" in str(node.target)]
     assert ranges
     assert set(ranges) == {(0, largest)}
+
+
+def _without_compiler(
+    monkeypatch: pytest.MonkeyPatch, see: Callable[[torch.fx.GraphModule, dict[str, Any]], None]
+) -> None:
+    """Make packages that cannot be loaded; `see` gets each graph and its settings instead of inductor."""
+    import torch._inductor.package.package
+
+    def package(path: str, files: object) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("net/empty", "")
+
+    def compile(module: torch.fx.GraphModule, args: Any, kwargs: Any, options: dict[str, Any]) -> list[str]:
+        see(module, options)
+        return []
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compile)
+    monkeypatch.setattr(torch._inductor.package.package, "package_aoti", package)
 
 
 def disassembled(package: Path, folder: Path) -> str:
@@ -584,15 +597,8 @@ def test_a_package_is_frozen_only_if_that_is_correct(
 
     A frozen package with convolutions and dynamic sizes is compared with the program; here it cannot even be loaded.
     """
-    import torch._inductor
-
     seen: list[tuple[bool, bool]] = []
-
-    def compile_and_package(exported: Any, package_path: str, inductor_configs: dict[str, Any]) -> None:
-        seen.append((torch.is_grad_enabled(), inductor_configs["freezing"]))
-        torch.export.save(exported, package_path)
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
+    _without_compiler(monkeypatch, lambda _, options: seen.append((torch.is_grad_enabled(), options["freezing"])))
     monkeypatch.setattr(targets.get("compile"), "_convolves", lambda graph: convolves)
     made = targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
     assert seen == [(False, True), *([(True, False)] if convolves else ())]
