@@ -176,20 +176,15 @@ def in_precisions(
         given: tuple[Tensors, ...] = ()
         stored: tuple[Tensors, ...] = ()
         base, spared = precisions.base(name), (*kept, *precisions.kept(name))
-        if base in precisions.SMALL_WEIGHTS:
-            try:
+        try:
+            if base in precisions.SMALL_WEIGHTS:
                 with precision.computing(module, base, outputs, spared) as computes:
                     ours = [case.inputs for case in made.cases]
                     usual = [eager.run(computes, one, device) for one in ours]
                     wide, kind = eager.references(computes, ours, usual, device)
                     stored = tuple(wide)
                     notes += [f"{name}: {NO_REFERENCE}"] if kind != "float64" else []
-            except ExporterError as error:
-                notes.append(f"{name}: {error}")
-            except Exception as error:  # a model that looks at its weights in another way can raise anything
-                notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
-        elif base != "int8":
-            try:
+            elif base != "int8":
                 with precision.computing(module, base, outputs, spared) as computes:
                     given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
                 if spared and base in precision.DTYPES:
@@ -198,11 +193,18 @@ def in_precisions(
                     if is_worse(made, given, plain, tolerance):
                         given = ()
                         notes.append(f"eager in {name} {WORSE}")
-            except Exception as error:  # a model not written for this precision can raise anything
-                notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
+        except Exception as error:  # a model not written for this precision can raise anything
+            notes.append(failure(name, error))
         far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far, stored)
     return found, tuple(notes)
+
+
+def failure(precision: str, error: Exception) -> str:
+    """Return the note on a precision in which eager fails."""
+    if isinstance(error, ExporterError):
+        return f"{precision}: {error}"
+    return f"eager does not run in {precision}: {source_lines.summary(error)}"
 
 
 def is_worse(made: Golden, kept: Sequence[Tensors], plain: Sequence[Tensors], tolerance: Tolerance) -> bool:

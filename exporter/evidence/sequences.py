@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from exporter.core import precisions, source_lines, time_limit
-from exporter.core.errors import ExporterError
+from exporter.core import precisions, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.evidence import eager, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
@@ -232,16 +231,11 @@ def in_precisions(
         given: tuple[Tensors, ...] = ()
         stored: tuple[Tensors, ...] = ()
         base, spared = precisions.base(name), (*kept, *precisions.kept(name))
-        if base in precisions.SMALL_WEIGHTS:
-            try:
+        try:
+            if base in precisions.SMALL_WEIGHTS:
                 stored, wide = _with_stored_weights(made, calls, base, device, spared)
                 notes += [] if wide else [f"{name}: {make_golden.NO_REFERENCE}"]
-            except ExporterError as error:
-                notes.append(f"{name}: {error}")
-            except Exception as error:  # a model that looks at its weights in another way can raise anything
-                notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
-        elif base != "int8":
-            try:
+            elif base != "int8":
                 given = _run_in(made, calls, base, outputs, device, spared)
                 if spared and base in precision.DTYPES:
                     calls.held.restore()
@@ -249,10 +243,10 @@ def in_precisions(
                     if make_golden.is_worse(made, given, plain, tolerance):
                         given = ()
                         notes.append(f"eager in {name} {make_golden.WORSE}")
-            except Exception as error:  # a model not written for this precision can raise anything
-                notes.append(f"eager does not run in {name}: {source_lines.summary(error)}")
-            finally:
-                calls.held.restore()
+        except Exception as error:  # a model not written for this precision can raise anything
+            notes.append(make_golden.failure(name, error))
+        finally:
+            calls.held.restore()
         far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
         found[name] = Precision(tolerance, given, far, stored)
     return found, tuple(notes)
