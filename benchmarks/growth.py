@@ -1,7 +1,8 @@
 """Measure how the cost of each route grows with parameters, layers, batch and sequence, and fit a line to each cost.
 
-The model is a BERT-like encoder with fixed sizes. Each point is one run of exporter in a process of its own, whose
-exports follow one another. On axes of logarithms, the slope of a cost is its exponent: 1 is proportional to the size.
+The model is a BERT-like encoder with fixed sizes. Each point is one run of exporter in a process of its own. Exports of
+small models overlap in it, so their times include some contention, and the memory of one export cannot be told from
+that of another. On axes of logarithms, the slope of a cost is its exponent: 1 is proportional to the size.
 A slope is marked as faster than linear if its 95% interval lies above LIMIT. A cost has a fixed part too, which
 flattens its line; `last` is therefore the slope between the two largest sizes alone. Writes `raw.json`, `growth.md`
 and, with matplotlib, `growth.svg` into --out.
@@ -31,7 +32,6 @@ HERE = Path(__file__).parent
 ROUTES = ("trace", "compile", "onnx", "export")
 COSTS = {
     "export_s": "export, s",
-    "export_gb": "memory of the export, GB",
     "load_s": "load, s",
     "session_gb": "memory of a session, GB",
     "latency_ms": "latency, ms",
@@ -122,17 +122,16 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         said = json.loads(manifest.read_text())
     manifest.unlink(missing_ok=True)
     print(f"{name}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
-    costs = {row["name"]: costs_of(row, run["steps"]) for row in said["variants"] if row["name"] in ROUTES}
+    costs = {row["name"]: costs_of(row) for row in said["variants"] if row["name"] in ROUTES}
     about = {fact: run[fact] for fact in ("machine", "date", "load", "seconds", "failed")}
     return {"name": name, MILLIONS: said["model"]["parameters"] / 1e6, "costs": costs, **about}
 
 
-def costs_of(row: Mapping[str, Any], steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the costs of one row that were measured; latency and load are those of its Python session."""
     life, timing = row["lifecycle"], row["timings"].get("python", {})
     found = {
         "export_s": life["export_s"],
-        "export_gb": steps.get(f"export {row['name']}", {}).get("peak_gb"),
         "load_s": life["load_s"],
         "session_gb": life["peak_rss_mb"] and life["peak_rss_mb"] / 1000,
         "latency_ms": timing.get("median_ms"),
@@ -141,8 +140,8 @@ def costs_of(row: Mapping[str, Any], steps: Mapping[str, Mapping[str, float]]) -
 
 
 def _export(name: str, bundle: Path, manifest: Path, budget: float) -> None:
-    """Export one encoder to every route, one after another, and write the manifest."""
-    memory_needs.LARGE = 0  # as for models that fill the memory: one step at a time, whose cost can be told apart
+    """Export one encoder to every route, and write the manifest."""
+    memory_needs.LARGE = 0  # as for models that fill the memory: few steps side by side
     request = Request(
         name,
         recipes.find(f"{HERE / '_encoder.py'}:{name}"),
