@@ -224,6 +224,17 @@ def _as_tensor(leaf: Any) -> torch.Tensor | None:
     return None
 
 
+class FlatGraph(torch.nn.Module):
+    """A graph in the form of a FlatModule: it takes any number of tensors, and returns a tuple of tensors."""
+
+    def __init__(self, graph: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = graph
+
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
+        return tuple(self.inner(*tensors))
+
+
 class FlatModule(torch.nn.Module):
     """The model as a module that takes the contract's tensors in order and returns a tuple of tensors."""
 

@@ -72,6 +72,8 @@ def pt2e(
     """
     import torch
 
+    from exporter.model import flattening
+
     _require_torchao()
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
@@ -89,7 +91,7 @@ def pt2e(
         converted = convert_pt2e(prepared)
     if not any("dequantize" in str(node.target) for node in converted.graph.nodes):
         raise ExportError("torchao found nothing to quantize in the exported graph", "choose bf16, or onnx@int8")
-    return _flat(converted)
+    return flattening.FlatGraph(converted)
 
 
 def weights(module: torch.nn.Module, kept: Sequence[str] = ()) -> torch.nn.Module:
@@ -120,21 +122,6 @@ def weights(module: torch.nn.Module, kept: Sequence[str] = ()) -> torch.nn.Modul
 def _require_torchao() -> None:
     if not environment.version("torchao"):
         raise MissingDependency("compile@int8 needs torchao, which is not installed", "pip install torchao")
-
-
-def _flat(graph: torch.fx.GraphModule) -> torch.nn.Module:
-    """Return a module that takes tensors and returns a tuple of tensors, as a FlatModule does."""
-    import torch
-
-    class Flat(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = graph
-
-        def forward(self, *tensors: torch.Tensor) -> Tensors:
-            return tuple(self.inner(*tensors))
-
-    return Flat()
 
 
 def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Sequence[str] = ()) -> str:

@@ -41,7 +41,7 @@ def graphs(
 
     Raise ExportError for sizes that the program does not take, or if another size is not free in an entry.
     """
-    from exporter.model import capture
+    from exporter.model import capture, flattening
 
     if not entries:
         return {}
@@ -59,7 +59,8 @@ def graphs(
         for symbol in sizes:
             contracts.place_of(program.contract, symbol)
         settled = contracts.settle(program.function, sizes)
-        made = capture.capture(_flat(graph.module(check_guards=False)), program.make_at(sizes), settled)
+        module = flattening.FlatGraph(graph.module(check_guards=False))
+        made = capture.capture(module, program.make_at(sizes), settled)
         if made.fixed or made.bounds or made.rules:
             left = {symbol for one in made.fixed for symbol in one.symbols} | made.bounds.keys() | made.rules.keys()
             raise ExportError(
@@ -68,21 +69,6 @@ def graphs(
             )
         found[name(sizes)] = made.program
     return found
-
-
-def _flat(graph: torch.nn.Module) -> torch.nn.Module:
-    """Return a module that takes its inputs as `*inputs`, as the capture of a program expects."""
-    import torch
-
-    class Flat(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.program = graph
-
-        def forward(self, *inputs: torch.Tensor) -> Any:
-            return self.program(*inputs)
-
-    return Flat()
 
 
 def share(models: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -135,13 +135,17 @@ def test_a_weight_that_differs_is_kept(tmp_path: Path) -> None:
     )
 
 
-def test_models_share_memory_and_outlive_each_other(made: Path) -> None:
-    for _ in range(3):  # closed models are used again
+def test_a_package_that_is_opened_again_uses_its_own_weights(made: Path) -> None:
+    x, other = torch.randn(8, 3, 64), torch.randn(3, 3, 64)
+    model = recipes.load(recipes.find(str(made.parent / "net.py:net"))).load("random")
+    for _ in range(3):  # models that were closed are used again, with the weights mapped at the same addresses
         loaded = compile.load(made / "compile.pt2", _options())
-        x = torch.randn(8, 3, 64)
-        first = loaded.run((x,))[0].clone()
-        torch.testing.assert_close(loaded.run((x,))[0], first)
+        beside = compile.load(made / "compile.pt2", _options())
+        for one in (loaded, beside):
+            for inputs in (x, other):
+                torch.testing.assert_close(one.run((inputs,))[0], model(inputs), rtol=1e-4, atol=1e-5)
         del loaded
+        torch.testing.assert_close(beside.run((x,))[0], model(x), rtol=1e-4, atol=1e-5)
 
 
 def _options() -> Any:

@@ -13,21 +13,9 @@ from torch import fx
 from exporter import targets
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.model import capture
-from exporter.model.flattening import dtype_name
+from exporter.model.flattening import FlatGraph, dtype_name
 from exporter.model.tensors import Run, Tensors
 from exporter.workers.bisect import native
-
-
-class _Flat(torch.nn.Module):
-    """A part in the form of a flat module: it takes any number of tensors."""
-
-    def __init__(self, part: fx.GraphModule) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, *tensors: torch.Tensor) -> Tensors:
-        outputs: Tensors = self.part(*tensors)
-        return outputs
 
 
 @dataclass
@@ -76,7 +64,7 @@ class Builder:
         program = capture.Program(
             contract,
             self.program.device,
-            make_module=lambda: _Flat(module).eval(),
+            make_module=lambda: FlatGraph(module).eval(),
             make_example=lambda: self.program.example if inputs is None else inputs,
             exported_file=None,
             make_samples=(lambda: self.program._samples) if inputs is None else (lambda: ([], [inputs])),
