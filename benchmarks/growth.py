@@ -1,8 +1,8 @@
 """Measure how the cost of each route grows with parameters, layers, batch and sequence, and fit a line to each cost.
 
-The model is a BERT-like encoder with fixed sizes. Each point is one run of exporter in a process of its own. Exports of
-small models overlap in it, so their times include some contention, and the memory of one export cannot be told from
-that of another. On axes of logarithms, the slope of a cost is its exponent: 1 is proportional to the size.
+The model is a BERT-like encoder with fixed sizes. Each route of each point is one run of exporter in a process of its
+own, so nothing else is exported beside it. The memory of an export is the peak of its run: loading, capture, export,
+the golden and the checks. On axes of logarithms, the slope of a cost is its exponent: 1 is proportional to the size.
 A slope is marked as faster than linear if its 95% interval lies above LIMIT. A cost has a fixed part too, which
 flattens its line; `last` is therefore the slope between the two largest sizes alone. Writes `raw.json`, `growth.md`
 and, with matplotlib, `growth.svg` into --out.
@@ -25,18 +25,18 @@ from exporter.core import environment
 from exporter.core.filesystem import write_atomic
 from exporter.core.json_codec import to_json
 from exporter.model import recipes
-from exporter.runs import memory_needs
 from exporter.runs.request import Request
 
 HERE = Path(__file__).parent
 ROUTES = ("trace", "compile", "onnx", "export")
 COSTS = {
     "export_s": "export, s",
+    "export_gb": "memory of an export, GB",
     "load_s": "load, s",
     "session_gb": "memory of a session, GB",
     "latency_ms": "latency, ms",
 }
-PARAMETERS = "0.02,0.1,0.4,0.8,1.5"
+PARAMETERS = "0.003,0.02,0.1,0.4,0.8,1.5"
 MILLIONS = "million parameters"
 LAYERS = 4  # while the width grows
 BASE = {"width": 256, "layers": 2, "batch": 1, "sequence": 16}
@@ -70,11 +70,11 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="measure nothing; make the table and the figure again")
     parser.add_argument("--time-budget", type=float, default=1.0, help="seconds of timed calls for each row")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "growth")
-    parser.add_argument("--point", nargs=3, metavar=("NAME", "BUNDLE", "MANIFEST"), help=argparse.SUPPRESS)
+    parser.add_argument("--point", nargs=4, metavar=("NAME", "ROUTE", "BUNDLE", "MANIFEST"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.point:
-        name, bundle, manifest = arguments.point
-        _export(name, Path(bundle), Path(manifest), arguments.time_budget)
+        name, route, bundle, manifest = arguments.point
+        _export(name, route, Path(bundle), Path(manifest), arguments.time_budget)
         return
     points = list(collect(arguments).values())
     text = render(points)
@@ -104,34 +104,40 @@ def collect(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def sweeps(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]]:
     """Return the points of each axis from small to large: their sizes by the name of the recipe."""
     axes, billions = (QUICK_AXES, QUICK_PARAMETERS) if arguments.quick else (AXES, PARAMETERS)
-    found = {axis: [BASE | {axis: size} for size in sizes] for axis, sizes in axes.items()}
     wanted = [float(one) * 1e9 for one in (arguments.parameters or billions).split(",")]
     widths = [max(64, 64 * round(math.sqrt(one / (12 * LAYERS)) / 64)) for one in wanted]
-    found[MILLIONS] = [BASE | {"width": width, "layers": LAYERS} for width in widths]
+    found = {MILLIONS: [BASE | {"width": width, "layers": LAYERS} for width in widths]}
+    found |= {axis: [BASE | {axis: size} for size in sizes] for axis, sizes in axes.items()}
     named = "w{width}_l{layers}_b{batch}_s{sequence}"
     return {axis: {named.format(**sizes): sizes for sizes in points} for axis, points in found.items()}
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run exporter for one point; return its parameters, the costs of each route, and the machine."""
+    """Export one point to each route in turn; return its parameters, the costs of each route, and the machine."""
     manifest = arguments.out / "manifest.json"
-    words = ["--point", name, "BUNDLE", str(manifest), "--time-budget", str(arguments.time_budget)]
-    run = large.measure([__file__, *words])
-    said: dict[str, Any] = {"variants": [], "model": {"parameters": 0}}
-    if manifest.is_file():
-        said = json.loads(manifest.read_text())
-    manifest.unlink(missing_ok=True)
-    print(f"{name}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
-    costs = {row["name"]: costs_of(row) for row in said["variants"] if row["name"] in ROUTES}
-    about = {fact: run[fact] for fact in ("machine", "date", "load", "seconds", "failed")}
-    return {"name": name, MILLIONS: said["model"]["parameters"] / 1e6, "costs": costs, **about}
+    point: dict[str, Any] = {"name": name, MILLIONS: 0.0, "costs": {}, "seconds": 0.0, "failed": []}
+    for route in ROUTES:
+        words = ["--point", name, route, "BUNDLE", str(manifest), "--time-budget", str(arguments.time_budget)]
+        run = large.measure([__file__, *words])
+        print(f"{name} {route}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
+        if manifest.is_file():
+            said = json.loads(manifest.read_text())
+            point[MILLIONS] = said["model"]["parameters"] / 1e6
+            found = [costs_of(row, run["peak_gb"]) for row in said["variants"] if row["name"] == route]
+            point["costs"][route] = found[0]
+        manifest.unlink(missing_ok=True)
+        point["seconds"] += run["seconds"]
+        point["failed"] += [f"{route}: {run['failed']}"] if run["failed"] else []
+        point |= {fact: run[fact] for fact in ("machine", "date", "load")}
+    return point
 
 
-def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
+def costs_of(row: Mapping[str, Any], peak_gb: float) -> dict[str, float]:
     """Return the costs of one row that were measured; latency and load are those of its Python session."""
     life, timing = row["lifecycle"], row["timings"].get("python", {})
     found = {
         "export_s": life["export_s"],
+        "export_gb": peak_gb,
         "load_s": life["load_s"],
         "session_gb": life["peak_rss_mb"] and life["peak_rss_mb"] / 1000,
         "latency_ms": timing.get("median_ms"),
@@ -139,13 +145,12 @@ def costs_of(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
-def _export(name: str, bundle: Path, manifest: Path, budget: float) -> None:
-    """Export one encoder to every route, and write the manifest."""
-    memory_needs.LARGE = 0  # as for models that fill the memory: few steps side by side
+def _export(name: str, route: str, bundle: Path, manifest: Path, budget: float) -> None:
+    """Export one encoder to one route, and write the manifest."""
     request = Request(
         name,
         recipes.find(f"{HERE / '_encoder.py'}:{name}"),
-        tuple(targets.parse(",".join(ROUTES))),
+        tuple(targets.parse(route)),
         bundle,
         threads=environment.usable_cpus(),
         dynamic="none",
@@ -199,7 +204,7 @@ def render(found: Sequence[Mapping[str, Any]]) -> str:
         lines += [f"## {axis}\n", *_table(["cost", *ROUTES], _slopes(fitted, axis)), ""]
         sizes = sorted({size for (of, _, _), line in fitted.items() if of == axis for size, _ in line})
         lines += [*_table(["cost", "route", *(f"{size:.4g}" for size in sizes)], _values(fitted, axis, sizes)), ""]
-    failed = [f"- {point['name']}: {point['failed']}" for point in found if point["failed"]]
+    failed = [f"- {point['name']}: {', '.join(point['failed'])}" for point in found if point["failed"]]
     return "\n".join([*lines, *failed]).rstrip() + "\n"
 
 

@@ -1,7 +1,6 @@
-"""Products with weights in fewer bytes: in inductor's kernels on a CPU, and in FBGEMM's in TorchScript.
+"""Products with weights in fewer bytes: in inductor's GEMM template on a CPU, and in FBGEMM's kernels in TorchScript.
 
-Inductor has a template of matrix products that unpacks an int8 weight in registers, for inputs in bfloat16. `compiled`
-makes it do so for inputs in float32, and for weights in float16. `exporter.model.packed_products` has FBGEMM's.
+`compiled` makes the template read them, with the kernel in `_gemm`. `exporter.model.packed_products` has FBGEMM's.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exporter.core.errors import ExportError
+from exporter.targets import _gemm
 
 if TYPE_CHECKING:
     import torch
 
 NAMESPACE = "exporter_weights"
-FEW = 32  # rows of the example
 LIBRARIES: list[Any] = []  # what defines the operator in this process
 
 
@@ -44,14 +43,16 @@ def _shape(rows: torch.Tensor, small: torch.Tensor, scale: torch.Tensor | None) 
 
 @contextlib.contextmanager
 def compiled() -> Iterator[None]:
-    """Let inductor compile `product` for a CPU within the context."""
+    """Let inductor compile `product` for a CPU within the context, which must be one of `_gemm.compiled`."""
     import torch._inductor.compile_fx  # first, because its modules import each other
     import torch._inductor.lowering
-    from torch._inductor.codegen import cpp_gemm_template, cpp_micro_gemm
+    from torch._inductor.codegen import cpp_gemm_template
 
-    configs: Any = cpp_micro_gemm.micro_gemm_configs
-    kernel = _kernel(cpp_micro_gemm)
-    configs[kernel] = _blocks(cpp_micro_gemm)
+    if not _gemm.usable():
+        raise ExportError(
+            f"the kernels of torch {torch.__version__} for products do not read weights in fewer bytes",
+            "choose trace, export or onnx for this precision",
+        )
     lowerings: Any = torch._inductor.lowering.lowerings
     operator = product()
     torch._inductor.lowering.register_lowering(operator, type_promotion_kind=None)(_lower)
@@ -68,54 +69,16 @@ def compiled() -> Iterator[None]:
     finally:
         template.prune_tensors = prune
         lowerings.pop(operator, None)
-        del configs[kernel]
-
-
-def _kernel(module: Any) -> Any:
-    """Return inductor's kernel for float32, corrected to read the weight in its own dtype."""
-    import torch
-
-    usual = module.CppMicroGemmFP32Vec
-    text = usual.TEMPLATE_KERNEL.replace("Vectorized<{{input_t}}>", "Vectorized<{{input2_t}}>")
-    if text == usual.TEMPLATE_KERNEL:
-        raise ExportError(
-            f"the kernels of torch {torch.__version__} for products do not read weights in fewer bytes",
-            "choose trace, export or onnx for this precision",
-        )
-    return type("StoredWeights", (usual,), {"TEMPLATE_KERNEL": text})
-
-
-def _blocks(module: Any) -> list[Any]:
-    """Return the sizes of register blocks, those that inductor has for float32."""
-    import torch
-    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
-
-    found = []
-    for small in (torch.float16, torch.int8):
-        dtypes = {"input_dtype": torch.float32, "input2_dtype": small, "output_dtype": torch.float32}
-        for isa, blocks in (
-            (VecAVX512, [(8, 48, 1), (8, 32, 1), (16, 16, 1)]),
-            (VecAVX2, [(4, 24, 1), (4, 16, 1), (8, 8, 1)]),
-        ):
-            found += module.generate_gemm_config(isa, blocks, **dtypes, compute_dtype=torch.float32)
-    return found
 
 
 def _lower(rows: Any, small: Any, scale: Any) -> Any:
-    """Use the template for few rows; for more, unpack the weight before a library's product, which is then faster."""
-    import torch
     from torch._inductor import lowering
     from torch._inductor.codegen.cpp_gemm_template import CppGemmTemplate
     from torch._inductor.codegen.cpp_utils import create_epilogue_with_attr
     from torch._inductor.kernel.mm_common import mm_args
     from torch._inductor.select_algorithm import autotune_select_algorithm, realize_inputs
-    from torch._inductor.virtualized import V
 
-    m, *_, layout, left, right = mm_args(rows, small, mat2_transposed=True)
-    if V.graph.sizevars.optimization_hint(m, fallback=1) > FEW:
-        unpacked = lowering.permute(lowering.to_dtype(small, rows.get_dtype()), [1, 0])
-        product = lowering.lowerings[torch.ops.aten.mm.default](rows, unpacked)
-        return product if scale is None else lowering.mul(product, scale)
+    *_, layout, left, right = mm_args(rows, small, mat2_transposed=True)
 
     def scaled(made: Any) -> Any:
         return create_epilogue_with_attr(made, "mul", other=realize_inputs(lowering.expand(scale, layout.size)))

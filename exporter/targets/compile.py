@@ -36,6 +36,7 @@ from exporter.targets import (
     TritonBackend,
     _candidates,
     _convolutions,
+    _gemm,
     _inductor,
     _int8,
     _objects,
@@ -108,6 +109,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with contextlib.ExitStack() as changed:
         for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
             changed.enter_context(patch)
+        if options.device == "cpu" and options.precision in ("fp32", *SMALL_WEIGHTS):
+            changed.enter_context(_gemm.compiled())
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         if program.entries:

@@ -33,7 +33,7 @@ def test_uncertain_slope_is_not_marked() -> None:
 
 
 def point(layers: int, **costs: float) -> dict[str, Any]:
-    about = {"machine": {"cpus": "2", "cpu": "A Fine CPU", "torch": "2.14.1"}, "date": "2026-01-02", "failed": ""}
+    about = {"machine": {"cpus": "2", "cpu": "A Fine CPU", "torch": "2.14.1"}, "date": "2026-01-02", "failed": []}
     sizes = {"name": f"l{layers}", "layers": layers, "axes": ["layers"], "load": [0.5, 1.5]}
     return about | sizes | {"costs": {"trace": costs, "onnx": {}}}
 
