@@ -1,11 +1,11 @@
 """A micro-kernel for matrix products in float32 by constant weights on x86 CPUs, for inductor's GEMM template.
 
-A product of a few rows takes at least the time to read its weight. Inductor calls oneDNN for it, which takes half as
-long again (14 rows) or twice as long (1 row). Inductor's own micro-kernel reads the rows with large strides, so that
-they displace each other in the cache, and loses accumulators to the stack.
+A product of a few rows takes at least the time to read its weight. oneDNN, which inductor calls for it, takes half as
+long again. Inductor's own micro-kernel reads the rows with large strides, so that they displace each other in the
+cache, and loses accumulators to the stack.
 
 This kernel keeps as many accumulators as there are registers, reads rows that are packed once for each block, and
-prefetches the weight. It reads weights in float32, float16 or int8, and is as fast as oneDNN for many rows.
+prefetches the weight. It reads weights in float32, float16 or int8, and is about as fast as oneDNN for many rows.
 """
 
 from __future__ import annotations
@@ -17,89 +17,113 @@ from unittest import mock
 
 AVX512, AVX2 = (14, 32, 1), (6, 16, 1)  # rows, columns and depth of a block in registers
 CACHES = 2  # blocks of a weight in caches are this much larger than in inductor's kernels, because they are prefetched
-PACK = r"""
-inline void {{kernel_name}}_pack(const float* from, float* to, int64_t M, int64_t K, int64_t lda) {
-    for (int64_t m = 0; m < M; m += {{block_m}}) {
-        int64_t rows = std::min<int64_t>(M - m, {{block_m}});
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t r = 0; r < rows; r++)
-                to[m * K + k * rows + r] = from[(m + r) * lda + k]{% if alpha != 1 %} * {{alpha}}{% endif %};
+# Once in a file, for all of its products. Accumulators start at zero even if C is added to, because GCC 12 spills those
+# that start with loads.
+DEFINITION = r"""
+#ifndef EXPORTER_GEMM_@dtype@
+#define EXPORTER_GEMM_@dtype@
+namespace exporter_gemm_@dtype@ {
+using Vector = at::vec::Vectorized<float>;
+constexpr int BLOCK = @rows@, COLUMNS = @columns@, WIDTH = Vector::size(), VECTORS = COLUMNS / WIDTH;
+constexpr int LINE = 64, AHEAD = 8 * LINE; // bytes
+
+inline Vector load(const float* from) { return Vector::loadu(from); }
+inline Vector load(const at::Half* from) {
+    return at::vec::convert<float>(at::vec::Vectorized<at::Half>::loadu(from, WIDTH));
+}
+inline Vector load(const int8_t* from) { return at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(from)); }
+
+// The rows that a kernel computes for this many: there is one for 1 and for each even number.
+inline int64_t padded(int64_t rows) { return rows < 2 ? rows : (rows + 1) / 2 * 2; }
+
+inline int64_t padded_in_blocks(int64_t rows) { return rows / BLOCK * BLOCK + padded(rows % BLOCK); }
+
+// Copies rows so that those of a block are side by side.
+__attribute__((noinline)) static void pack(
+    const float* from, float* to, int64_t rows, int64_t K, int64_t lda, float alpha) {
+    for (int64_t first = 0; first < rows; first += BLOCK) {
+        const int64_t here = std::min<int64_t>(rows - first, BLOCK), wide = padded(here);
+        float* block = to + first * K;
+        for (int64_t k = 0; k < K; k++) {
+            for (int64_t row = 0; row < here; row++) block[k * wide + row] = alpha * from[(first + row) * lda + k];
+            if (here < wide) block[k * wide + here] = 0;
+        }
     }
 }
-"""
-# Accumulators start at zero even if C is added to: loading them from C makes GCC 12 spill them.
-KERNEL = r"""
-template <int64_t BLOCK_M, int64_t BLOCK_N, bool accum, bool prefetch=false>
-inline void {{kernel_name}}_kernel(
-    const {{input_t}}* {{restrict_keyword}} A,
-    const {{input2_t}}* {{restrict_keyword}} B,
-    {{output_t}}* {{restrict_keyword}} C,
-    int64_t K,
-    int64_t lda,
-    int64_t ldb,
-    int64_t ldc
-) {
-    using Vectorized = at::vec::Vectorized<float>;
-    constexpr int VLEN = Vectorized::size();
-    constexpr int COLS = BLOCK_N / VLEN;
-    constexpr int LINE = 64, AHEAD = 8 * LINE; // bytes
-    Vectorized c[BLOCK_M][COLS];
+
+// Multiplies a block of at most ROWS packed rows by COLUMNS columns.
+template <int ROWS>
+__attribute__((noinline)) static void multiply(
+    const float* packed, const @weight@* B, float* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
+    Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 16
-    for (int m = 0; m < BLOCK_M; m++)
+    for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
-        for (int n = 0; n < COLS; n++) c[m][n] = Vectorized(0.0f);
+        for (int n = 0; n < VECTORS; n++) sums[row][n] = Vector(0.0f);
     for (int64_t k = 0; k < K; k++) {
-        const {{input2_t}}* row = B + k * ldb;
+        const @weight@* from = B + k * ldb;
 #pragma GCC unroll 4
-        for (int byte = 0; byte < BLOCK_N * int(sizeof({{input2_t}})); byte += LINE)
-            __builtin_prefetch(reinterpret_cast<const char*>(row) + AHEAD + byte);
-        Vectorized b[COLS];
+        for (int byte = 0; byte < COLUMNS * int(sizeof(@weight@)); byte += LINE)
+            __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD + byte);
+        Vector weights[VECTORS];
 #pragma GCC unroll 4
-        for (int n = 0; n < COLS; n++)
-{%- if input2_dtype == torch.int8 %}
-            b[n] = at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(row + n * VLEN));
-{%- elif input2_dtype == torch.float16 %}
-            b[n] = at::vec::convert<float>(at::vec::Vectorized<{{input2_t}}>::loadu(row + n * VLEN, VLEN));
-{%- else %}
-            b[n] = Vectorized::loadu(row + n * VLEN);
-{%- endif %}
+        for (int n = 0; n < VECTORS; n++) weights[n] = load(from + n * WIDTH);
 #pragma GCC unroll 16
-        for (int m = 0; m < BLOCK_M; m++) {
-            Vectorized a(A[k * BLOCK_M + m]);
+        for (int row = 0; row < ROWS; row++) {
+            const Vector value(packed[k * ROWS + row]);
 #pragma GCC unroll 4
-            for (int n = 0; n < COLS; n++) c[m][n] = at::vec::fmadd(a, b[n], c[m][n]);
+            for (int n = 0; n < VECTORS; n++) sums[row][n] = at::vec::fmadd(value, weights[n], sums[row][n]);
         }
     }
 #pragma GCC unroll 16
-    for (int m = 0; m < BLOCK_M; m++)
+    for (int row = 0; row < ROWS; row++) {
+        if (row >= rows) break;
 #pragma GCC unroll 4
-        for (int n = 0; n < COLS; n++) {
-            float* to = C + m * ldc + n * VLEN;
-            if constexpr (accum) c[m][n] = c[m][n] + Vectorized::loadu(to);
-            c[m][n].store(to);
+        for (int n = 0; n < VECTORS; n++) {
+            float* to = C + row * ldc + n * WIDTH;
+            (accum ? sums[row][n] + Vector::loadu(to) : sums[row][n]).store(to);
         }
+    }
 }
+
+template <int ROWS, typename... Arguments>
+inline void multiply_few(int64_t rows, const float* packed, const @weight@* B, float* C, Arguments... others) {
+    if constexpr (ROWS > 1) {
+        constexpr int FEWER = ROWS > 2 ? ROWS - 2 : 1;
+        if (rows <= FEWER) return multiply_few<FEWER>(rows, packed, B, C, others...);
+    }
+    multiply<ROWS>(packed, B, C, rows, others...);
+}
+
+static void multiply_all(
+    const float* packed, const @weight@* B, float* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
+    for (int64_t first = 0; first < rows; first += BLOCK)
+        multiply_few<BLOCK>(
+            std::min<int64_t>(rows - first, BLOCK), packed + first * K, B, C + first * ldc, K, ldb, ldc, accum);
+}
+} // namespace exporter_gemm_@dtype@
+#endif
 """
-# The rows of a block are packed when the template reaches its first columns.
+# The names are the template's variables. Rows are packed when it reaches the first columns.
 CALL = r"""{
-    const int64_t first_k = k_block_start * Kr, rows = m_end - m_start;
-    float* packed = nullptr;
+    using namespace exporter_gemm_@dtype@;
+    const int64_t first_k = k_block_start * Kr, rows = m_end - m_start, depth = k_end - k_start;
     if (!packed_rows) packed_rows.reset(new float[Mc_blocks * Mr * (std::min(k_block_end * Kr, K) - first_k)]);
-    packed = packed_rows.get() + (k_start - first_k) * rows;
-    if (nci == n_block_start) @pack@(@rows@, packed, rows, k_end - k_start, @lda@);
-    @product@
+    float* packed = packed_rows.get() + (k_start - first_k) * padded_in_blocks(rows);
+    if (nci == n_block_start) pack(@A@, packed, rows, depth, @lda@, @alpha@);
+    multiply_all(packed, @B@, @C@, rows, depth, @ldb@, @ldc@, @accum@);
 }
 """
 NEEDED = ("k_block_start", "k_block_end", "Kr", "k_start", "k_end", "m_start", "m_end", "Mc_blocks", "n_block_start")
 
 
 def usable() -> bool:
-    """Return whether the template of this version of torch has what the kernel needs."""
-    from torch._inductor.codegen import cpp_gemm_template, cpp_micro_gemm
+    """Return whether the template of this version of torch has the variables that the kernel needs."""
+    import torch._inductor.compile_fx  # noqa: F401 - first, because its modules import each other
+    from torch._inductor.codegen import cpp_gemm_template
 
     texts = "".join(text for name, text in vars(cpp_gemm_template).items() if name.startswith("GEMM_TEMPLATE"))
-    entry = cpp_micro_gemm.CppMicroGemmFP32Vec.TEMPLATE_ENTRY
-    return "A + m * lda" in entry and all(f" {name} " in texts for name in NEEDED)
+    return all(f" {name} " in texts for name in NEEDED)
 
 
 @contextlib.contextmanager
@@ -109,13 +133,12 @@ def compiled() -> Iterator[None]:
     The GEMM template uses it for rows in float32, and linear layers use the template, unless inductor is asked to
     measure which of its own ways is the fastest.
     """
-    import torch._inductor.compile_fx  # noqa: F401 - first, because its modules import each other
-    from torch._inductor import lowering
-    from torch._inductor.codegen import cpp_micro_gemm
-
     if not usable():
         yield
         return
+    from torch._inductor import lowering
+    from torch._inductor.codegen import cpp_micro_gemm
+
     configs: Any = cpp_micro_gemm.micro_gemm_configs
     usual: Any = cpp_micro_gemm.CppMicroGemmFP32Vec
     blocks = _blocks(cpp_micro_gemm)
@@ -123,7 +146,7 @@ def compiled() -> Iterator[None]:
     others = [o for o in configs[usual] if (o.vec_isa_cls, o.input_dtype, o.input2_dtype) not in replaced]
     table: Any = lowering.lowerings
     layers = {operator: _templated(table[operator]) for operator in _linear_layers() if operator in table}
-    kernels = {usual: others, _kind(usual): blocks}
+    kernels = {usual: others, _kind(cpp_micro_gemm): blocks}
     with mock.patch.dict(configs, kernels), mock.patch.dict(table, layers), _larger_caches():
         yield
 
@@ -146,30 +169,39 @@ def _linear_layers() -> list[Any]:
     """Return the operators for linear layers with packed weights."""
     import torch
 
-    mkldnn, mkl = torch.ops.mkldnn, torch.ops.mkl
-    found = (
-        [mkldnn._linear_pointwise.default, mkldnn._linear_pointwise.binary]
-        if torch.backends.mkldnn.is_available()
-        else []
-    )
-    return [*found, mkl._mkl_linear.default] if torch.backends.mkl.is_available() else found
+    found: list[Any] = []
+    if torch.backends.mkldnn.is_available():
+        found += [torch.ops.mkldnn._linear_pointwise.default, torch.ops.mkldnn._linear_pointwise.binary]
+    if torch.backends.mkl.is_available():
+        found.append(torch.ops.mkl._mkl_linear.default)
+    return found
 
 
-def _kind(usual: Any) -> type[Any]:
-    """Return the class of the micro-kernel, derived from inductor's own for float32."""
+def _kind(module: Any) -> type[Any]:
+    """Return the class of the micro-kernel for inductor's template."""
 
-    def initialize(self: Any, kernel: Any) -> str:
-        return "std::unique_ptr<float[]> packed_rows;"
+    class PackedRows(module.CppMicroGemm):  # type: ignore[misc]
+        def _filled(self, text: str, **values: object) -> str:
+            rows, columns, _ = self.register_blocking
+            weight = module.DTYPE_TO_CPP[self.input2_dtype]
+            known = {"rows": rows, "columns": columns, "weight": weight, "dtype": weight.rpartition(":")[2]}
+            for name, value in (known | values).items():
+                text = text.replace(f"@{name}@", str(value))
+            return text
 
-    def call(self: Any, kernel: Any, A: Any, B: Any, C: Any, accum: bool, *args: Any, **kwargs: Any) -> str:
-        rows = f"&({kernel.index(A, [0, 0])})"
-        called: str = usual.codegen_call(self, kernel, A, B, C, accum, *args, **kwargs)
-        text = CALL.replace("@pack@", f"{self.name}_pack").replace("@product@", called.replace(rows, "packed"))
-        return text.replace("@rows@", rows).replace("@lda@", str(kernel.stride(A, 0)))
+        def codegen_define(self, kernel: Any) -> str:
+            return self._filled(DEFINITION)
 
-    entry = usual.TEMPLATE_ENTRY.replace("A + m * lda", "A + m * K")
-    parts = {"TEMPLATE_KERNEL": KERNEL, "TEMPLATE_ENTRY": PACK + entry, "codegen_init": initialize}
-    return type("PackedRows", (usual,), parts | {"codegen_call": call})
+        def codegen_init(self, kernel: Any) -> str:
+            return "std::unique_ptr<float[]> packed_rows;"
+
+        def codegen_call(self, kernel: Any, A: Any, B: Any, C: Any, accum: bool, **_: Any) -> str:
+            matrices = {"A": A, "B": B, "C": C}
+            starts = {name: f"&({kernel.index(matrix, [0, 0])})" for name, matrix in matrices.items()}
+            strides = {f"ld{name.lower()}": kernel.stride(matrix, 0) for name, matrix in matrices.items()}
+            return self._filled(CALL, alpha=float(self.alpha), accum=str(accum).lower(), **starts, **strides)
+
+    return PackedRows
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from exporter.model import precision, small_weights
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.tensors import Run, Tensors
-from exporter.targets import Options, _stored_products
+from exporter.targets import Options
 from exporter.workers.session import server
 
 BOTH = pytest.mark.parametrize("name", precisions.SMALL_WEIGHTS)
@@ -301,9 +301,7 @@ def test_every_route_stores_them_and_computes_in_float32(target: str, name: str,
 
 
 @BOTH
-@pytest.mark.parametrize("few", [0, 32], ids=["unpacked", "template"])
-def test_packages_store_them_once(name: str, few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stored_products, "FEW", few)
+def test_packages_store_them_once(name: str, tmp_path: Path) -> None:
     path, run = exported("compile", name, tmp_path)
     assert agrees(run, name)
     with zipfile.ZipFile(path) as archive:
@@ -311,7 +309,7 @@ def test_packages_store_them_once(name: str, few: int, tmp_path: Path, monkeypat
     width = 2 if name == "fp16w" else 1
     tied = 400 * 128 * width  # the template has its own layout of a weight that an embedding has too
     unpacked = 4 * 128 * 128 * 2  # of `free`, used outside its layer, packed or not
-    assert blob < (2 if few else 1) * tied + 128 * 128 * width + unpacked + 16_000
+    assert blob < 2 * tied + 128 * 128 * width + unpacked + 16_000
 
 
 def test_onnxruntime_keeps_int8_weights_and_rounds_no_activation(tmp_path: Path) -> None:

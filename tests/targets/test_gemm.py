@@ -1,0 +1,88 @@
+"""Matrix products by the micro-kernel of packages: right at every size, for AVX-512 and for AVX2."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.targets import _gemm
+
+ROWS = (1, 2, 5, 6, 7, 13, 14, 15, 28, 29, 47)
+
+
+class Odd(nn.Module):
+    """Linear layers whose sizes are no multiples of the kernel's blocks; a deep one, whose blocks are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.narrow, self.one = nn.Linear(37, 50), nn.Linear(50, 1, bias=False)
+        self.wide, self.back = nn.Linear(50, 3000), nn.Linear(3000, 50)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = nn.functional.gelu(self.narrow(x))
+        return self.one(y), y + self.back(self.wide(y).relu())
+
+
+def package(module: nn.Module, folder: Path, rows: object, **settings: object) -> Path:
+    with torch.no_grad():
+        program = torch.export.export(module, (torch.randn(3, 37),), dynamic_shapes=({0: rows},))
+    path = str(folder / "net.pt2")
+    found = torch._inductor.aoti_compile_and_package(
+        program, package_path=path, inductor_configs={"freezing": True, **settings}
+    )
+    return Path(found)
+
+
+def sources(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".cpp")]
+        return "".join(archive.read(name).decode() for name in names)
+
+
+@pytest.mark.parametrize("bits", [512, 256])
+def test_every_number_of_rows_is_right(bits: int, tmp_path: Path) -> None:
+    module = Odd().eval()
+    with torch.no_grad(), _gemm.compiled():
+        made = package(module, tmp_path, torch.export.Dim("rows", max=64), **{"cpp.simdlen": bits})
+    assert "multiply_all(packed" in sources(made), "the kernel is used"
+    run = torch._inductor.aoti_load_package(str(made))
+    module.double().requires_grad_(False)
+    for rows in ROWS:
+        x = torch.randn(rows, 37)
+        for got, exact in zip(run(x), module(x.double()), strict=True):
+            torch.testing.assert_close(got.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_fixed_sizes_use_it_too(tmp_path: Path) -> None:
+    module = Odd().eval()
+    with torch.no_grad(), _gemm.compiled():
+        made = package(module, tmp_path, None)
+    assert "multiply_all(packed" in sources(made)
+    x = torch.randn(3, 37)
+    torch.testing.assert_close(tuple(torch._inductor.aoti_load_package(str(made))(x)), module(x))
+
+
+def test_a_template_without_its_variables_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gemm, "NEEDED", ("not_a_variable",))
+    module = Odd().eval()
+    with torch.no_grad(), _gemm.compiled():
+        made = package(module, tmp_path, None)
+    assert "multiply_all" not in sources(made)
+
+
+def test_inductors_own_choice_is_not_overridden_and_nothing_stays_changed() -> None:
+    from torch._inductor import lowering
+    from torch._inductor.codegen import cpp_micro_gemm
+
+    configs = dict(cpp_micro_gemm.micro_gemm_configs)
+    table = dict(lowering.lowerings)
+    with _gemm.compiled():
+        assert set(cpp_micro_gemm.micro_gemm_configs) - set(configs)
+        assert lowering.lowerings != table
+    assert cpp_micro_gemm.micro_gemm_configs == configs
+    assert lowering.lowerings == table
