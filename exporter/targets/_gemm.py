@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 AVX512, AVX2 = (14, 32, 1), (6, 16, 1)  # rows, columns and depth of a block in registers
+WASTE = 4  # a layer uses the kernel if the columns that fill its last block are at most a quarter of its own
 CACHES = 2  # blocks of a weight in caches are this much larger than in inductor's kernels, because they are prefetched
 # Once in a file, for all of its products. Accumulators start at zero even if C is added to, because GCC 12 spills those
 # that start with loads.
@@ -130,8 +131,8 @@ def usable() -> bool:
 def compiled() -> Iterator[None]:
     """Let inductor use this kernel within the context, if it is usable.
 
-    The GEMM template uses it for rows in float32, and linear layers use the template, unless inductor is asked to
-    measure which of its own ways is the fastest.
+    The GEMM template uses it for rows in float32, and linear layers use the template, unless they are too narrow or
+    inductor is asked to measure which of its own ways is the fastest.
     """
     if not usable():
         yield
@@ -145,7 +146,7 @@ def compiled() -> Iterator[None]:
     replaced = {(one.vec_isa_cls, one.input_dtype, one.input2_dtype) for one in blocks}
     others = [o for o in configs[usual] if (o.vec_isa_cls, o.input_dtype, o.input2_dtype) not in replaced]
     table: Any = lowering.lowerings
-    layers = {operator: _templated(table[operator]) for operator in _linear_layers() if operator in table}
+    layers = {one: _templated(one, table[one]) for one in _linear_layers() if one in table}
     kernels = {usual: others, _kind(cpp_micro_gemm): blocks}
     with mock.patch.dict(configs, kernels), mock.patch.dict(table, layers), _larger_caches():
         yield
@@ -218,14 +219,22 @@ def _larger_caches() -> Iterator[None]:
         yield
 
 
-def _templated(lower: Any) -> Any:
-    """Return a lowering that uses the GEMM template for rows in float32."""
+def _templated(operator: Any, lower: Any) -> Any:
+    """Return a lowering that uses the GEMM template where this kernel exists and wastes little."""
     import torch
     from torch._inductor import config
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
+
+    weight = 1 if operator is torch.ops.mkldnn._linear_pointwise.default else 2  # its place among the arguments
 
     def lowered(rows: Any, *args: Any, **kwargs: Any) -> Any:
         settings: Any = config
-        if rows.get_dtype() is not torch.float32 or settings.max_autotune or settings.max_autotune_gemm:
+        isa = pick_vec_isa()
+        width = AVX512[1] if isinstance(isa, VecAVX512) else AVX2[1]
+        columns = int(args[weight - 1].get_size()[0])
+        wasted = -columns % width
+        known = isinstance(isa, VecAVX512 | VecAVX2) and rows.get_dtype() is torch.float32
+        if not known or wasted * WASTE > columns or settings.max_autotune or settings.max_autotune_gemm:
             return lower(rows, *args, **kwargs)
         with settings.patch(max_autotune_gemm=True, max_autotune_gemm_backends="CPP"):
             return lower(rows, *args, **kwargs)

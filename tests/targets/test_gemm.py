@@ -15,17 +15,17 @@ ROWS = (1, 2, 5, 6, 7, 13, 14, 15, 28, 29, 47)
 
 
 class Odd(nn.Module):
-    """Linear layers whose sizes are no multiples of the kernel's blocks; a deep one, whose blocks are added up."""
+    """Linear layers whose sizes are no multiples of the kernel's blocks, one of them narrow, one with blocks to add."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.narrow, self.one = nn.Linear(37, 50), nn.Linear(50, 1, bias=False)
-        self.wide, self.back = nn.Linear(50, 3000), nn.Linear(3000, 50)
+        self.first, self.narrow = nn.Linear(37, 60), nn.Linear(60, 1, bias=False)
+        self.wide, self.back = nn.Linear(60, 3000), nn.Linear(3000, 60)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = nn.functional.gelu(self.narrow(x))
-        return self.one(y), y + self.back(self.wide(y).relu())
+        y = nn.functional.gelu(self.first(x))
+        return self.narrow(y), y + self.back(self.wide(y).relu())
 
 
 def package(module: nn.Module, folder: Path, rows: object, **settings: object) -> Path:
@@ -49,7 +49,7 @@ def test_every_number_of_rows_is_right(bits: int, tmp_path: Path) -> None:
     module = Odd().eval()
     with torch.no_grad(), _gemm.compiled():
         made = package(module, tmp_path, torch.export.Dim("rows", max=64), **{"cpp.simdlen": bits})
-    assert "multiply_all(packed" in sources(made), "the kernel is used"
+    assert sources(made).count("multiply_all(packed") == 2 * 3, "the kernel is used, but not for one column"
     run = torch._inductor.aoti_load_package(str(made))
     module.double().requires_grad_(False)
     for rows in ROWS:
@@ -65,6 +65,14 @@ def test_fixed_sizes_use_it_too(tmp_path: Path) -> None:
     assert "multiply_all(packed" in sources(made)
     x = torch.randn(3, 37)
     torch.testing.assert_close(tuple(torch._inductor.aoti_load_package(str(made))(x)), module(x))
+
+
+def test_without_vector_instructions_libraries_multiply(tmp_path: Path) -> None:
+    module = Odd().eval()
+    with torch.no_grad(), _gemm.compiled():
+        made = package(module, tmp_path, None, **{"cpp.simdlen": 1})
+    assert "multiply_all" not in sources(made)
+    assert "linear" in sources(made)
 
 
 def test_a_template_without_its_variables_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
