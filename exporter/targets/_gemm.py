@@ -11,6 +11,7 @@ prefetches the weight. It reads weights in float32, float16 or int8, and is abou
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -138,7 +139,7 @@ def compiled() -> Iterator[None]:
         yield
         return
     from torch._inductor import lowering
-    from torch._inductor.codegen import cpp_micro_gemm
+    from torch._inductor.codegen import common, cpp_micro_gemm
 
     configs: Any = cpp_micro_gemm.micro_gemm_configs
     usual: Any = cpp_micro_gemm.CppMicroGemmFP32Vec
@@ -148,7 +149,9 @@ def compiled() -> Iterator[None]:
     table: Any = lowering.lowerings
     layers = {one: _templated(one, table[one]) for one in _linear_layers() if one in table}
     kernels = {usual: others, _kind(cpp_micro_gemm): blocks}
-    with mock.patch.dict(configs, kernels), mock.patch.dict(table, layers), _larger_caches():
+    parse = functools.cache(common.KernelTemplate._template_from_string)  # inductor parses the texts for each layer
+    parsed = mock.patch.object(common.KernelTemplate, "_template_from_string", staticmethod(parse))
+    with mock.patch.dict(configs, kernels), mock.patch.dict(table, layers), parsed, _larger_caches():
         yield
 
 
