@@ -123,8 +123,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         if manifest.is_file():
             said = json.loads(manifest.read_text())
             point[MILLIONS] = said["model"]["parameters"] / 1e6
-            found = [costs_of(row, run["peak_gb"]) for row in said["variants"] if row["name"] == route]
-            point["costs"][route] = found[0]
+            for row in said["variants"]:
+                if row["name"] == route:
+                    point["costs"][route] = costs_of(row, run["peak_gb"])
         manifest.unlink(missing_ok=True)
         point["seconds"] += run["seconds"]
         point["failed"] += [f"{route}: {run['failed']}"] if run["failed"] else []
@@ -137,7 +138,7 @@ def costs_of(row: Mapping[str, Any], peak_gb: float) -> dict[str, float]:
     life, timing = row["lifecycle"], row["timings"].get("python", {})
     found = {
         "export_s": life["export_s"],
-        "export_gb": peak_gb,
+        "export_gb": life["export_s"] and peak_gb,
         "load_s": life["load_s"],
         "session_gb": life["peak_rss_mb"] and life["peak_rss_mb"] / 1000,
         "latency_ms": timing.get("median_ms"),

@@ -160,7 +160,7 @@ def falling_back(names: Sequence[str], whole: bool = True) -> Iterator[None]:
         for overload in {one for overloads in asked.values() for one in overloads}:
             for table in tables:
                 changed.enter_context(_without(table, overload))
-            changed.enter_context(_with(lowering.lowerings, overload, _fallback(overload, seen)))
+            changed.enter_context(with_entry(lowering.lowerings, overload, _fallback(overload, seen)))
         yield
     unseen = [name for name, overloads in asked.items() if seen.isdisjoint(overloads)]
     if unseen and whole:
@@ -211,7 +211,7 @@ def _without(table: dict[Any, Any], key: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _with(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
+def with_entry(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
     """Replace an entry of a table for a while."""
     with _without(table, key):
         table[key] = value

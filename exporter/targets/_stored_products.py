@@ -72,12 +72,19 @@ def compiled() -> Iterator[None]:
 
 
 def _lower(rows: Any, small: Any, scale: Any) -> Any:
-    from torch._inductor import lowering
+    """Use the template where exporter's kernel serves; elsewhere, unpack the weight before torch's product."""
+    import torch
+    from torch._inductor import ir, lowering
     from torch._inductor.codegen.cpp_gemm_template import CppGemmTemplate
     from torch._inductor.codegen.cpp_utils import create_epilogue_with_attr
     from torch._inductor.kernel.mm_common import mm_args
     from torch._inductor.select_algorithm import autotune_select_algorithm, realize_inputs
 
+    if not _gemm.serves(rows):
+        unpacked = lowering.permute(lowering.to_dtype(small, rows.get_dtype()), [1, 0])
+        product = lowering.lowerings[torch.ops.aten.mm.default](rows, unpacked)
+        return product if scale is None else lowering.mul(product, scale)
+    rows = ir.ExternKernel.require_contiguous(rows)
     *_, layout, left, right = mm_args(rows, small, mat2_transposed=True)
 
     def scaled(made: Any) -> Any:

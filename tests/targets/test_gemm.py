@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from exporter.targets import _gemm
+from exporter.targets import _gemm, _stored_products
 
 ROWS = (1, 2, 5, 6, 7, 13, 14, 15, 28, 29, 47)
 
@@ -83,14 +83,89 @@ def test_a_template_without_its_variables_is_left_alone(tmp_path: Path, monkeypa
     assert "multiply_all" not in sources(made)
 
 
-def test_inductors_own_choice_is_not_overridden_and_nothing_stays_changed() -> None:
+class Selected(nn.Module):
+    """Multiplies the rows that a mask selects, perhaps none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(37, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x[x[:, 0] > 0])
+
+
+def test_no_rows_at_all(tmp_path: Path) -> None:
+    module = Selected().eval()
+    with torch.no_grad(), _gemm.compiled():
+        made = package(module, tmp_path, torch.export.Dim("rows", max=64))
+    assert "multiply_all" not in sources(made)
+    run = torch._inductor.aoti_load_package(str(made))
+    assert run(-torch.ones(3, 37)).shape == (0, 64)
+    x = torch.randn(5, 37)
+    torch.testing.assert_close(run(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+class Turned(nn.Module):
+    """Multiplies a transposed input by a weight in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("small", torch.randn(64, 37).half())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = _stored_products.product()(x.t(), self.small, None)
+        return product
+
+
+@pytest.mark.parametrize("bits", [512, 1])
+def test_rows_that_are_not_contiguous(bits: int, tmp_path: Path) -> None:
+    module, x = Turned().eval(), torch.randn(37, 5)
+    with torch.no_grad(), _gemm.compiled(), _stored_products.compiled():
+        program = torch.export.export(module, (x,))
+        made = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "net.pt2"), inductor_configs={"freezing": True, "cpp.simdlen": bits}
+        )
+    assert ("multiply_all(packed" in sources(Path(made))) == (bits == 512)
+    torch.testing.assert_close(torch._inductor.aoti_load_package(made)(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", ["1,2,7", "2,1,30"])
+def test_every_blocking_is_right(blocks: str, tmp_path: Path) -> None:
+    module = Odd().eval()
+    with torch.no_grad(), _gemm.compiled():
+        program = torch.export.export(module, (torch.randn(47, 37),))
+        settings = {"freezing": True, "cpp.gemm_cache_blocking": blocks}
+        made = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "net.pt2"), inductor_configs=settings
+        )
+    assert "multiply_all(packed" in sources(Path(made))
+    x = torch.randn(47, 37)
+    torch.testing.assert_close(tuple(torch._inductor.aoti_load_package(made)(x)), module(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_cpu_whose_caches_are_unknown_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _gemm.usable()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert not _gemm.usable()
+
+
+def test_nothing_stays_changed() -> None:
     from torch._inductor import lowering
     from torch._inductor.codegen import cpp_micro_gemm
 
     configs = dict(cpp_micro_gemm.micro_gemm_configs)
-    table = dict(lowering.lowerings)
-    with _gemm.compiled():
-        assert set(cpp_micro_gemm.micro_gemm_configs) - set(configs)
-        assert lowering.lowerings != table
+    table, caches = dict(lowering.lowerings), torch.cpu.get_capabilities()
+
+    def fail() -> None:
+        with _gemm.compiled():
+            assert set(cpp_micro_gemm.micro_gemm_configs) - set(configs)
+            assert lowering.lowerings != table
+            raise KeyError("as an export may")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.cpu.get_capabilities() == caches
     assert cpp_micro_gemm.micro_gemm_configs == configs
     assert lowering.lowerings == table
