@@ -95,6 +95,7 @@ class Selected(nn.Module):
         return self.layer(x[x[:, 0] > 0])
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="torch 2.11 cannot pack the weight of such a layer")
 def test_no_rows_at_all(tmp_path: Path) -> None:
     module = Selected().eval()
     with torch.no_grad(), _gemm.compiled():
