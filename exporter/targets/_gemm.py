@@ -232,14 +232,16 @@ def _larger_caches() -> Iterator[None]:
 def serves(rows: Any) -> bool:
     """Return whether the kernel multiplies these rows in the code that inductor generates now.
 
-    It needs AVX2, float32, and at least one row, because the template divides by the number of its blocks of rows.
+    It must be usable, and needs AVX2, float32, and at least one row: the template divides by the number of blocks of
+    rows.
     """
     import torch
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
     from torch._inductor.virtualized import V
 
     some = all(V.graph.sizevars.statically_known_geq(size, 1) for size in rows.get_size()[:-1])
-    return some and rows.get_dtype() is torch.float32 and isinstance(pick_vec_isa(), VecAVX512 | VecAVX2)
+    known = usable() and isinstance(pick_vec_isa(), VecAVX512 | VecAVX2)
+    return some and known and rows.get_dtype() is torch.float32
 
 
 def _templated(operator: Any, lower: Any) -> Any:

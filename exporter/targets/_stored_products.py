@@ -48,11 +48,6 @@ def compiled() -> Iterator[None]:
     import torch._inductor.lowering
     from torch._inductor.codegen import cpp_gemm_template
 
-    if not _gemm.usable():
-        raise ExportError(
-            f"the kernels of torch {torch.__version__} for products do not read weights in fewer bytes",
-            "choose trace, export or onnx for this precision",
-        )
     lowerings: Any = torch._inductor.lowering.lowerings
     operator = product()
     torch._inductor.lowering.register_lowering(operator, type_promotion_kind=None)(_lower)

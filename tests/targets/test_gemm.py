@@ -120,15 +120,17 @@ class Turned(nn.Module):
         return product
 
 
-@pytest.mark.parametrize("bits", [512, 1])
-def test_rows_that_are_not_contiguous(bits: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bits", "usable"), [(512, True), (512, False), (1, True)])
+def test_rows_that_are_not_contiguous(bits: int, usable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not usable:
+        monkeypatch.setattr(_gemm, "NEEDED", ("not_a_variable",))
     module, x = Turned().eval(), torch.randn(37, 5)
     with torch.no_grad(), _gemm.compiled(), _stored_products.compiled():
         program = torch.export.export(module, (x,))
         made = torch._inductor.aoti_compile_and_package(
             program, package_path=str(tmp_path / "net.pt2"), inductor_configs={"freezing": True, "cpp.simdlen": bits}
         )
-    assert ("multiply_all(packed" in sources(Path(made))) == (bits == 512)
+    assert ("multiply_all(packed" in sources(Path(made))) == (usable and bits == 512)
     torch.testing.assert_close(torch._inductor.aoti_load_package(made)(x), module(x), rtol=1e-5, atol=1e-5)
 
 
