@@ -25,9 +25,16 @@ HEADERS = INDUCTOR / "precompiled_headers"  # precompiling them takes 20 s
 HEAVY = (
     "torch._inductor.compile_fx",
     "torch.onnx._internal.exporter._core",
+    "torch.onnx._internal.exporter._torchlib.ops",
     "onnxscript",
     "onnxruntime",
 )  # imported by most jobs
+# The modules that start a zygote.
+FORKING = (
+    *("runs.pipeline", "runs.check_bundle", "runs.profile_bundle", "runs.compare_bundles"),
+    *("workers.children", "workers.bisect", "workers.explain", "workers.repair.search"),
+    *("deploy.cpp", "deploy.docker", "deploy.triton"),
+)
 TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # The slowest files, which run first, so that all pytest workers finish at about the same time.
 LONGEST = (
@@ -100,9 +107,9 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the runs of this test fork from the shared zygote."""
-    for module in ("exporter.runs.pipeline", "exporter.runs.check_bundle", "exporter.workers.children"):
-        monkeypatch.setattr(f"{module}.Zygote", lambda *_: zygote.lend())
+    """Make the runs and commands of this test fork from the shared zygote."""
+    for module in FORKING:
+        monkeypatch.setattr(f"exporter.{module}.Zygote", lambda *_: zygote.lend())
 
 
 @pytest.fixture

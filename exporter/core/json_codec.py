@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -82,11 +83,16 @@ def _decode_record(kind: type, value: Any, where: str) -> Any:
         return of_text(source_lines.printable(value))
     _expect(dict, value, where)
     _expect_schema(kind, value)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     unknown = value.keys() - hints.keys()
     if unknown:
         raise TypeError(f"{where} has no field {sorted(unknown)[0]!r}")
     return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _expect_schema(kind: type, value: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
-"""A micro-kernel for matrix products in float32 by constant weights on x86 CPUs, for inductor's GEMM template.
+"""A micro-kernel for matrix products by constant weights on x86 CPUs, for inductor's GEMM template.
 
 A product of a few rows takes at least the time to read its weight. oneDNN, which inductor calls for it, takes half as
 long again. Inductor's own micro-kernel reads the rows with large strides, so that they displace each other in the
 cache, and loses accumulators to the stack.
 
 This kernel keeps as many accumulators as there are registers, reads rows that are packed once for each block, and
-prefetches the weight. It reads weights in float32, float16 or int8. For many rows it is between 0.88 and 1.08 times as
-fast as oneDNN (`benchmarks/products.py`).
+prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and, on a CPU with VNNI,
+rows in uint8 by weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast as oneDNN
+(`benchmarks/products.py`).
 """
 
 from __future__ import annotations
@@ -19,24 +20,18 @@ from unittest import mock
 
 from exporter.targets import _inductor
 
-AVX512, AVX2 = (14, 32, 1), (6, 16, 1)  # rows, columns and depth of a block in registers
+AVX512, AVX2, VNNI = (14, 32, 1), (6, 16, 1), (14, 32, 4)  # rows, columns and depth of a block in registers
 WASTE = 4  # a layer uses the kernel if the columns that fill its last block are at most a quarter of its own
 CACHES = 2  # blocks of a weight in caches are this much larger than in inductor's kernels, because they are prefetched
 # Once in a file, for all of its products. Accumulators start at zero even if C is added to, because GCC 12 spills those
 # that start with loads.
 DEFINITION = r"""
-#ifndef EXPORTER_GEMM_@dtype@
-#define EXPORTER_GEMM_@dtype@
-namespace exporter_gemm_@dtype@ {
-using Vector = at::vec::Vectorized<float>;
+#ifndef EXPORTER_GEMM_@name@
+#define EXPORTER_GEMM_@name@
+namespace exporter_gemm_@name@ {
+@arithmetic@
 constexpr int BLOCK = @rows@, COLUMNS = @columns@, WIDTH = Vector::size(), VECTORS = COLUMNS / WIDTH;
 constexpr int LINE = 64, AHEAD = 8 * LINE; // bytes
-
-inline Vector load(const float* from) { return Vector::loadu(from); }
-inline Vector load(const at::Half* from) {
-    return at::vec::convert<float>(at::vec::Vectorized<at::Half>::loadu(from, WIDTH));
-}
-inline Vector load(const int8_t* from) { return at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(from)); }
 
 // The rows that a kernel computes for this many: there is one for 1 and for each even number.
 inline int64_t padded(int64_t rows) { return rows < 2 ? rows : (rows + 1) / 2 * 2; }
@@ -45,13 +40,14 @@ inline int64_t padded_in_blocks(int64_t rows) { return rows / BLOCK * BLOCK + pa
 
 // Copies rows so that those of a block are side by side.
 __attribute__((noinline)) static void pack(
-    const float* from, float* to, int64_t rows, int64_t K, int64_t lda, float alpha) {
+    const Row* from, Row* to, int64_t rows, int64_t K, int64_t lda, float alpha) {
     for (int64_t first = 0; first < rows; first += BLOCK) {
         const int64_t here = std::min<int64_t>(rows - first, BLOCK), wide = padded(here);
-        float* block = to + first * K;
-        for (int64_t k = 0; k < K; k++) {
-            for (int64_t row = 0; row < here; row++) block[k * wide + row] = alpha * from[(first + row) * lda + k];
-            if (here < wide) block[k * wide + here] = 0;
+        Row* block = to + first * K;
+        for (int64_t k = 0; k < K; k += DEPTH) {
+            for (int64_t row = 0; row < here; row++)
+                copy(from + (first + row) * lda + k, block + k * wide + row * DEPTH, alpha);
+            if (here < wide) std::memset(block + k * wide + here * DEPTH, 0, DEPTH * sizeof(Row));
         }
     }
 }
@@ -59,25 +55,25 @@ __attribute__((noinline)) static void pack(
 // Multiplies a block of at most ROWS packed rows by COLUMNS columns.
 template <int ROWS>
 __attribute__((noinline)) static void multiply(
-    const float* packed, const @weight@* B, float* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
+    const Row* packed, const Weight* B, Sum* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
     Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
-        for (int n = 0; n < VECTORS; n++) sums[row][n] = Vector(0.0f);
-    for (int64_t k = 0; k < K; k++) {
-        const @weight@* from = B + k * ldb;
+        for (int n = 0; n < VECTORS; n++) sums[row][n] = Vector(Sum(0));
+    for (int64_t k = 0; k < K; k += DEPTH) {
+        const Weight* from = B + k * ldb;
 #pragma GCC unroll 4
-        for (int byte = 0; byte < COLUMNS * int(sizeof(@weight@)); byte += LINE)
+        for (int byte = 0; byte < COLUMNS * DEPTH * int(sizeof(Weight)); byte += LINE)
             __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD + byte);
         Vector weights[VECTORS];
 #pragma GCC unroll 4
-        for (int n = 0; n < VECTORS; n++) weights[n] = load(from + n * WIDTH);
+        for (int n = 0; n < VECTORS; n++) weights[n] = load(from + n * WIDTH * DEPTH);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
-            const Vector value(packed[k * ROWS + row]);
+            const Vector value = broadcast(packed + k * ROWS + row * DEPTH);
 #pragma GCC unroll 4
-            for (int n = 0; n < VECTORS; n++) sums[row][n] = at::vec::fmadd(value, weights[n], sums[row][n]);
+            for (int n = 0; n < VECTORS; n++) sums[row][n] = multiply_add(value, weights[n], sums[row][n]);
         }
     }
 #pragma GCC unroll 16
@@ -85,14 +81,14 @@ __attribute__((noinline)) static void multiply(
         if (row >= rows) break;
 #pragma GCC unroll 4
         for (int n = 0; n < VECTORS; n++) {
-            float* to = C + row * ldc + n * WIDTH;
+            Sum* to = C + row * ldc + n * WIDTH;
             (accum ? sums[row][n] + Vector::loadu(to) : sums[row][n]).store(to);
         }
     }
 }
 
 template <int ROWS, typename... Arguments>
-inline void multiply_few(int64_t rows, const float* packed, const @weight@* B, float* C, Arguments... others) {
+inline void multiply_few(int64_t rows, const Row* packed, const Weight* B, Sum* C, Arguments... others) {
     if constexpr (ROWS > 1) {
         constexpr int FEWER = ROWS > 2 ? ROWS - 2 : 1;
         if (rows <= FEWER) return multiply_few<FEWER>(rows, packed, B, C, others...);
@@ -101,20 +97,53 @@ inline void multiply_few(int64_t rows, const float* packed, const @weight@* B, f
 }
 
 static void multiply_all(
-    const float* packed, const @weight@* B, float* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
+    const Row* packed, const Weight* B, Sum* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
     for (int64_t first = 0; first < rows; first += BLOCK)
         multiply_few<BLOCK>(
             std::min<int64_t>(rows - first, BLOCK), packed + first * K, B, C + first * ldc, K, ldb, ldc, accum);
 }
-} // namespace exporter_gemm_@dtype@
+} // namespace exporter_gemm_@name@
 #endif
+"""
+# What DEFINITION computes with: DEPTH values of a row by as many of a column in each step.
+FLOATS = r"""
+using Row = float;
+using Weight = @weight@;
+using Sum = float;
+using Vector = at::vec::Vectorized<float>;
+constexpr int DEPTH = 1;
+
+inline void copy(const float* from, float* to, float alpha) { *to = alpha * *from; }
+inline Vector broadcast(const float* from) { return Vector(*from); }
+inline Vector load(const float* from) { return Vector::loadu(from); }
+inline Vector load(const at::Half* from) {
+    return at::vec::convert<float>(at::vec::Vectorized<at::Half>::loadu(from, Vector::size()));
+}
+inline Vector load(const int8_t* from) { return at::vec::convert<float>(at::vec::convert_to_int32<int8_t>(from)); }
+inline Vector multiply_add(Vector value, Vector weight, Vector sum) { return at::vec::fmadd(value, weight, sum); }
+"""
+INTEGERS = r"""
+using Row = uint8_t;
+using Weight = int8_t;
+using Sum = int32_t;
+using Vector = at::vec::Vectorized<int32_t>;
+constexpr int DEPTH = 4;
+
+inline void copy(const uint8_t* from, uint8_t* to, float) { std::memcpy(to, from, DEPTH); }
+inline Vector broadcast(const uint8_t* from) {
+    int32_t four;
+    std::memcpy(&four, from, DEPTH);
+    return Vector(four);
+}
+inline Vector load(const int8_t* from) { return _mm512_loadu_si512(from); }
+inline Vector multiply_add(Vector value, Vector weight, Vector sum) { return _mm512_dpbusd_epi32(sum, value, weight); }
 """
 # The names are the template's variables. Rows are packed when it reaches the first columns.
 CALL = r"""{
-    using namespace exporter_gemm_@dtype@;
+    using namespace exporter_gemm_@name@;
     const int64_t first_k = k_block_start * Kr, rows = m_end - m_start, depth = k_end - k_start;
-    if (!packed_rows) packed_rows.reset(new float[Mc_blocks * Mr * std::min(Kt_blocks * Kr, K)]);
-    float* packed = packed_rows.get() + (k_start - first_k) * padded_in_blocks(rows);
+    if (!packed_rows) packed_rows.reset(new Row[Mc_blocks * Mr * std::min(Kt_blocks * Kr, K)]);
+    Row* packed = packed_rows.get() + (k_start - first_k) * padded_in_blocks(rows);
     if (nci == n_block_start) pack(@A@, packed, rows, depth, @lda@, @alpha@);
     multiply_all(packed, @B@, @C@, rows, depth, @ldb@, @ldc@, @accum@);
 }
@@ -138,8 +167,8 @@ def usable() -> bool:
 def compiled() -> Iterator[None]:
     """Let inductor use this kernel within the context, if it is usable.
 
-    The GEMM template uses it for rows in float32, and linear layers use the template, unless they are too narrow or
-    inductor is asked to measure which of its own ways is the fastest.
+    The GEMM template uses it, and linear layers use the template, unless they are too narrow or inductor is asked to
+    measure which of its own ways is the fastest.
     """
     if not usable():
         yield
@@ -148,13 +177,12 @@ def compiled() -> Iterator[None]:
     from torch._inductor.codegen import common, cpp_micro_gemm
 
     configs: Any = cpp_micro_gemm.micro_gemm_configs
-    usual: Any = cpp_micro_gemm.CppMicroGemmFP32Vec
     blocks = _blocks(cpp_micro_gemm)
-    replaced = {(one.vec_isa_cls, one.input_dtype, one.input2_dtype) for one in blocks}
-    others = [o for o in configs[usual] if (o.vec_isa_cls, o.input_dtype, o.input2_dtype) not in replaced]
+    replaced = {_operands(one) for one in blocks}
+    kernels = [(configs, kind, [o for o in found if _operands(o) not in replaced]) for kind, found in configs.items()]
+    kernels.append((configs, _kind(cpp_micro_gemm), blocks))
     table: Any = lowering.lowerings
-    layers = [(table, one, _templated(one, table[one])) for one in _linear_layers() if one in table]
-    kernels = [(configs, usual, others), (configs, _kind(cpp_micro_gemm), blocks)]
+    layers = [(table, one, _templated(at, table[one])) for one, at in _linear_layers().items() if one in table]
     parse = functools.cache(common.KernelTemplate._template_from_string)  # inductor parses the texts for each layer
     parsed = mock.patch.object(common.KernelTemplate, "_template_from_string", staticmethod(parse))
     with contextlib.ExitStack() as changed:
@@ -168,26 +196,46 @@ def compiled() -> Iterator[None]:
 def _blocks(module: Any) -> list[Any]:
     """Return inductor's records of the kernel, one for each instruction set and dtype of the weight."""
     import torch
-    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+    from torch._inductor import cpu_vec_isa
 
     weights, rows = (torch.float32, torch.float16, torch.int8), torch.float32
-    kinds = [(isa, block, weight) for isa, block in ((VecAVX512, AVX512), (VecAVX2, AVX2)) for weight in weights]
+    instructions = ((cpu_vec_isa.VecAVX512, AVX512), (cpu_vec_isa.VecAVX2, AVX2))
+    kinds = [(isa, block, rows, weight, rows) for isa, block in instructions for weight in weights]
+    if (vnni := _vnni()) is not None:
+        kinds.append((vnni, VNNI, torch.uint8, torch.int8, torch.int32))
     return [
         one
-        for isa, block, weight in kinds
-        for one in module.generate_gemm_config(isa, [block], rows, weight, rows, rows)
+        for isa, block, rows, weight, made in kinds
+        for one in module.generate_gemm_config(isa, [block], rows, weight, made, made, _divides)
     ]
 
 
-def _linear_layers() -> list[Any]:
-    """Return the operators for linear layers with packed weights."""
+def _divides(config: Any, m: Any, n: Any, k: Any, *_: Any, **__: Any) -> bool:
+    return bool(k % config.register_blocking.block_k == 0)
+
+
+def _vnni() -> Any:
+    """Return inductor's instruction set for products of bytes, which some versions lack."""
+    from torch._inductor import cpu_vec_isa
+
+    return getattr(cpu_vec_isa, "VecAVX512VNNI", None)
+
+
+def _operands(config: Any) -> tuple[Any, ...]:
+    return config.vec_isa_cls, config.input_dtype, config.input2_dtype, config.output_dtype
+
+
+def _linear_layers() -> dict[Any, int]:
+    """Return the operators for linear layers with packed weights, each with the place of the weight after the rows."""
     import torch
 
-    found: list[Any] = []
+    found: dict[Any, int] = {}
     if torch.backends.mkldnn.is_available():
-        found += [torch.ops.mkldnn._linear_pointwise.default, torch.ops.mkldnn._linear_pointwise.binary]
+        layer, quantized = torch.ops.mkldnn._linear_pointwise, torch.ops.onednn.qlinear_pointwise
+        found |= {layer.default: 0, layer.binary: 1}
+        found |= {getattr(quantized, name): 2 for name in quantized.overloads()}
     if torch.backends.mkl.is_available():
-        found.append(torch.ops.mkl._mkl_linear.default)
+        found[torch.ops.mkl._mkl_linear.default] = 1
     return found
 
 
@@ -196,18 +244,22 @@ def _kind(module: Any) -> type[Any]:
 
     class PackedRows(module.CppMicroGemm):  # type: ignore[misc]
         def _filled(self, text: str, **values: object) -> str:
-            rows, columns, _ = self.register_blocking
+            rows, columns, depth = self.register_blocking
             weight = module.DTYPE_TO_CPP[self.input2_dtype]
-            known = {"rows": rows, "columns": columns, "weight": weight, "dtype": weight.rpartition(":")[2]}
+            arithmetic, name = (FLOATS, weight.rpartition(":")[2]) if depth == 1 else (INTEGERS, "vnni")
+            known = {"arithmetic": arithmetic, "rows": rows, "columns": columns, "weight": weight, "name": name}
             for name, value in (known | values).items():
                 text = text.replace(f"@{name}@", str(value))
             return text
+
+        def get_b_layout(self) -> Any:
+            return module.LayoutType.NORMAL if self.register_blocking.block_k == 1 else module.LayoutType.VNNI4
 
         def codegen_define(self, kernel: Any) -> str:
             return self._filled(DEFINITION)
 
         def codegen_init(self, kernel: Any) -> str:
-            return "std::unique_ptr<float[]> packed_rows;"
+            return self._filled("std::unique_ptr<exporter_gemm_@name@::Row[]> packed_rows;")
 
         def codegen_call(self, kernel: Any, A: Any, B: Any, C: Any, accum: bool, **_: Any) -> str:
             matrices = {"A": A, "B": B, "C": C}
@@ -232,30 +284,34 @@ def _larger_caches() -> Iterator[None]:
 def serves(rows: Any) -> bool:
     """Return whether the kernel multiplies these rows in the code that inductor generates now.
 
-    It must be usable, and needs AVX2, float32, and at least one row: the template divides by the number of blocks of
-    rows.
+    It must be usable, and needs AVX2 for float32, VNNI without AMX for uint8, and at least one row: the template
+    divides by the number of blocks of rows.
     """
     import torch
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
     from torch._inductor.virtualized import V
 
-    some = all(V.graph.sizevars.statically_known_geq(size, 1) for size in rows.get_size()[:-1])
-    known = usable() and isinstance(pick_vec_isa(), VecAVX512 | VecAVX2)
-    return some and known and rows.get_dtype() is torch.float32
+    if not usable() or not all(V.graph.sizevars.statically_known_geq(size, 1) for size in rows.get_size()[:-1]):
+        return False
+    found = pick_vec_isa()
+    if rows.get_dtype() is torch.uint8:
+        return type(found) is _vnni()
+    return rows.get_dtype() is torch.float32 and isinstance(found, VecAVX512 | VecAVX2)
 
 
-def _templated(operator: Any, lower: Any) -> Any:
-    """Return a lowering that uses the GEMM template where this kernel serves and wastes little."""
+def _templated(weight: int, lower: Any) -> Any:
+    """Return a lowering that uses the GEMM template where this kernel serves and wastes little.
+
+    `weight` is its place after the rows.
+    """
     import torch
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import VecAVX512, pick_vec_isa
 
-    weight = 0 if operator is torch.ops.mkldnn._linear_pointwise.default else 1  # its place after the rows
-
     def lowered(rows: Any, *args: Any, **kwargs: Any) -> Any:
         settings: Any = config
         width = (AVX512 if isinstance(pick_vec_isa(), VecAVX512) else AVX2)[1]
-        columns = int(args[weight].get_size()[0])
+        columns = int(args[weight].get_size()[-1 if rows.get_dtype() is torch.uint8 else 0])
         wasted = -columns % width
         if not serves(rows) or wasted * WASTE > columns or settings.max_autotune or settings.max_autotune_gemm:
             return lower(rows, *args, **kwargs)

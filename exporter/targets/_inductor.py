@@ -271,3 +271,20 @@ def find_vector_instructions() -> tuple[str, ...]:
     return (
         f"slow: no vector instructions, because inductor's probes in {cache_dir()} do not load; remove that directory",
     )
+
+
+def forget(weight: Any) -> None:
+    """Leave a constant out of the package if only one place in the graph uses it, which has its own copy."""
+    from torch._inductor.virtualized import V
+
+    constants: Any = V.graph.constants
+    found = constants[weight.get_name()]
+    attributes = [node for node in V.graph.graph.nodes if node.op == "get_attr"]
+    if sum(len(node.users) for node in attributes if _attribute(V.graph.module, node.target) is found) == 1:
+        del constants[weight.get_name()]
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part, None)
+    return module

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exporter.core.errors import ExportError
-from exporter.targets import _gemm
+from exporter.targets import _gemm, _inductor
 
 if TYPE_CHECKING:
     import torch
@@ -102,23 +102,11 @@ def _prune(before: Any, after: Any) -> None:
     import torch
     from torch._inductor.virtualized import V
 
-    constants: Any = V.graph.constants
-    attributes = [node for node in V.graph.graph.nodes if node.op == "get_attr"]
     for node in before:
-        weight = constants.get(node.get_name())
+        weight = V.graph.constants.get(node.get_name())
         if node in after or weight is None or weight.dtype not in (torch.float16, torch.int8) or weight.is_mkldnn:
             continue
-        users = [len(one.users) for one in attributes if _attribute(V.graph.module, one.target) is weight]
-        if sum(users) == 1:
-            del constants[node.get_name()]
-
-
-def _attribute(module: Any, path: str) -> torch.Tensor | None:
-    import torch
-
-    for part in path.split("."):
-        module = getattr(module, part, None)
-    return module if isinstance(module, torch.Tensor) else None
+        _inductor.forget(node)
 
 
 PACKED = "packed_product"  # the attribute of a layer that holds its scripted product

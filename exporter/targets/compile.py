@@ -46,6 +46,7 @@ from exporter.targets import (
     _steps_inductor,
     _stored_products,
     _weights,
+    _winograd,
 )
 from exporter.targets._package_entries import MODEL
 
@@ -109,8 +110,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with contextlib.ExitStack() as changed:
         for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
             changed.enter_context(patch)
-        if options.device == "cpu" and options.precision in ("fp32", *SMALL_WEIGHTS):
+        if options.device == "cpu" and options.precision in ("fp32", "int8", *SMALL_WEIGHTS):
             changed.enter_context(_gemm.compiled())
+            changed.enter_context(_winograd.compiled())
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         if program.entries:
