@@ -215,7 +215,6 @@ def compiled() -> Iterator[None]:
 
     table: Any = lowering.lowerings
     plain, in_place = torch.ops.mkldnn._convolution_pointwise, torch.ops.mkldnn._convolution_pointwise_
-    convolutions = ((plain.default, 0, None), (plain.binary, 0, 1), (in_place.binary, 1, 0))
     scheduling: Any = CppScheduling
     kind, fuses = _kind(), scheduling.can_fuse_vertical
 
@@ -224,30 +223,33 @@ def compiled() -> Iterator[None]:
         return not isinstance(getattr(node, "template", None), kind) and bool(fuses(self, one, other))
 
     with contextlib.ExitStack() as changed:
-        for operator, x, other in convolutions:
+        for operator, others in ((plain.default, 0), (plain.binary, 1), (in_place.binary, 1)):
             if operator in table:
-                changed.enter_context(_inductor.with_entry(table, operator, _lowering(kind, x, other, table[operator])))
+                lower = _lowering(kind, others, table[operator])
+                changed.enter_context(_inductor.with_entry(table, operator, lower))
         changed.enter_context(mock.patch.object(scheduling, "can_fuse_vertical", can_fuse))
         yield
 
 
-def _lowering(kind: Any, x: int, other: int | None, lower: Any) -> Any:
-    """Return a lowering for a convolution; `x` and `other` are the places of its input and of a tensor to add."""
+def _lowering(kind: Any, others: int, lower: Any) -> Any:
+    """Return a lowering for a convolution to which `others` tensors, 0 or 1, are added.
+
+    Inductor passes the input of the convolution first, to the operator in place too.
+    """
     from torch._inductor import ir
     from torch._inductor.codegen.cpp_utils import create_epilogue_with_attr
 
-    def lowered(*args: Any) -> Any:
-        weight, bias, padding, stride, dilation, groups, *added, activation, scalars, algorithm = args[
-            1 if other is None else 2 :
-        ]
+    def lowered(x: Any, *args: Any) -> Any:
+        other, rest = args[:others], args[others:]
+        weight, bias, padding, stride, dilation, groups, *added, activation, scalars, algorithm = rest
         layout = None
         if added in ([], ["add", None], ["add", 1]) and {*stride, *dilation, groups} == {1}:
-            layout = _layout(args[x], weight, [*padding] * (3 - len(padding)))
-        if layout is None or (other is not None and not _alike(args[other], layout)):
-            return lower(*args)
-        images = [ir.ExternKernel.require_stride_order(args[at], [3, 0, 2, 1]) for at in (x, other) if at is not None]
+            layout = _layout(x, weight, [*padding] * (3 - len(padding)))
+        if layout is None or not all(_alike(one, layout) for one in other):
+            return lower(x, *args)
+        images = [ir.ExternKernel.require_stride_order(one, [3, 0, 2, 1]) for one in (x, *other)]
         if any(image.get_stride()[1] != 1 for image in images):
-            return lower(*args)
+            return lower(x, *args)
         biases = [] if bias is None else [ir.ExternKernel.realize_input(bias)]
         inputs = [images[0], _transformed(weight), *biases, *images[1:]]
         template = kind(inputs, layout, activation == "relu", [*padding] * (3 - len(padding)), bool(biases))
