@@ -201,8 +201,8 @@ def _blocks(module: Any) -> list[Any]:
     weights, rows = (torch.float32, torch.float16, torch.int8), torch.float32
     instructions = ((cpu_vec_isa.VecAVX512, AVX512), (cpu_vec_isa.VecAVX2, AVX2))
     kinds = [(isa, block, rows, weight, rows) for isa, block in instructions for weight in weights]
-    if (vnni := _vnni()) is not None:
-        kinds.append((vnni, VNNI, torch.uint8, torch.int8, torch.int32))
+    if vnni() is not None:
+        kinds.append((vnni(), VNNI, torch.uint8, torch.int8, torch.int32))
     return [
         one
         for isa, block, rows, weight, made in kinds
@@ -214,7 +214,7 @@ def _divides(config: Any, m: Any, n: Any, k: Any, *_: Any, **__: Any) -> bool:
     return bool(k % config.register_blocking.block_k == 0)
 
 
-def _vnni() -> Any:
+def vnni() -> Any:
     """Return inductor's instruction set for products of bytes, which some versions lack."""
     from torch._inductor import cpu_vec_isa
 
@@ -295,7 +295,7 @@ def serves(rows: Any) -> bool:
         return False
     found = pick_vec_isa()
     if rows.get_dtype() is torch.uint8:
-        return type(found) is _vnni()
+        return type(found) is vnni()
     return rows.get_dtype() is torch.float32 and isinstance(found, VecAVX512 | VecAVX2)
 
 
@@ -304,18 +304,25 @@ def _templated(weight: int, lower: Any) -> Any:
 
     `weight` is its place after the rows.
     """
-    import torch
     from torch._inductor import config
-    from torch._inductor.cpu_vec_isa import VecAVX512, pick_vec_isa
 
     def lowered(rows: Any, *args: Any, **kwargs: Any) -> Any:
         settings: Any = config
-        width = (AVX512 if isinstance(pick_vec_isa(), VecAVX512) else AVX2)[1]
-        columns = int(args[weight].get_size()[-1 if rows.get_dtype() is torch.uint8 else 0])
-        wasted = -columns % width
-        if not serves(rows) or wasted * WASTE > columns or settings.max_autotune or settings.max_autotune_gemm:
+        measured = settings.max_autotune or settings.max_autotune_gemm
+        if measured or not serves(rows) or not _fits(args[weight], rows.get_dtype()):
             return lower(rows, *args, **kwargs)
         with settings.patch(max_autotune_gemm=True, max_autotune_gemm_backends="CPP"):
             return lower(rows, *args, **kwargs)
 
     return lowered
+
+
+def _fits(weight: Any, rows: Any) -> bool:
+    """Return whether a weight fills the kernel's blocks, but for a little waste; `rows` is the dtype of the rows."""
+    import torch
+    from torch._inductor.cpu_vec_isa import VecAVX512, pick_vec_isa
+
+    sizes = [int(size) for size in weight.get_size()]
+    depth, columns = sizes if rows is torch.uint8 else reversed(sizes)
+    _, width, step = VNNI if rows is torch.uint8 else AVX512 if isinstance(pick_vec_isa(), VecAVX512) else AVX2
+    return -columns % width * WASTE <= columns and depth % step == 0

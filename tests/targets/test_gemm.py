@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cpu_vec_isa
 
-from exporter.targets import _gemm, _stored_products
+from exporter.targets import _gemm, _int8, _stored_products
 
 ROWS = (1, 2, 5, 6, 7, 13, 14, 15, 28, 29, 47)
 
@@ -172,3 +173,28 @@ def test_nothing_stays_changed() -> None:
     assert torch.cpu.get_capabilities() == caches
     assert cpp_micro_gemm.micro_gemm_configs == configs
     assert lowering.lowerings == table
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
+@pytest.mark.parametrize(("columns", "vnni"), [(60, True), (60, False), (33, True)])
+def test_rows_in_bytes(columns: int, vnni: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of products of bytes are exact, so the kernel and torch agree but for the rounding of the scales."""
+    if _gemm.vnni() is not type(cpu_vec_isa.pick_vec_isa()):
+        pytest.skip("this CPU has no VNNI, or has AMX, or this version of torch does not know it")
+    if not vnni:
+        monkeypatch.setattr(_gemm, "vnni", lambda: None)
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(36, columns), nn.GELU(), nn.Linear(columns, 64)).eval(), torch.randn(29, 36)
+    with torch.no_grad(), _gemm.compiled():
+        quantized = _int8.pt2e(torch.export.export(module, (x,)).module(check_guards=False), [(x,)])
+        made = torch._inductor.aoti_compile_and_package(
+            torch.export.export(quantized, (x,)),
+            package_path=str(tmp_path / "net.pt2"),
+            inductor_configs={"freezing": True},
+        )
+        wanted = quantized(x)
+    assert "result += " not in sources(Path(made)), "of the template's reference kernel, which is slow"
+    served = (columns % 32 != 1) + (columns % 4 == 0)  # wide enough, and of a depth that its instruction has
+    assert sources(Path(made)).count("multiply_all(packed") == (2 * served if vnni else 0)
+    got = torch._inductor.aoti_load_package(made)(x)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
