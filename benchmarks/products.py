@@ -1,13 +1,18 @@
-"""Time linear layers of BERT's sizes with exporter's micro-kernel beside oneDNN, by the number of rows.
+"""Time exporter's kernels for packages beside oneDNN's: products of matrices and convolutions.
 
-Both are compiled by inductor with dynamic rows, in one process, and called in turn.
+Both are compiled by inductor, in one process, and called in turn. `linear` has linear layers of BERT's sizes in float32
+by the number of rows, `int8` the same with quantized weights and inputs, and `convolutions` those of ResNet-18 with
+3x3 pixels and a stride of 1, by the batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import time
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,9 +21,11 @@ from torch._inductor import config
 
 from exporter.core import environment
 from exporter.evidence import stats
-from exporter.targets import _gemm
+from exporter.targets import _gemm, _int8, _winograd
 
 ROWS = (2, 4, 14, 32, 128, 512, 4096)
+IMAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and pixels in each direction
+BATCHES = (1, 8, 32)
 WAYS = ("oneDNN", "exporter")
 
 
@@ -37,38 +44,96 @@ class Layers(nn.Module):
         return x
 
 
+class Convolutions(nn.Module):
+    """Four convolutions with as many channels, one after another."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return an image of the size of `x`."""
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
 def main() -> None:
-    """Print a line for each number of rows."""
+    """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=["linear", "int8", "convolutions"], nargs="*", default=["linear"])
     parser.add_argument("--threads", type=int, default=environment.usable_cpus())
     parser.add_argument("--calls", type=int, default=30)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")  # torchao's deprecations
     settings: Any = config
     print(f"{environment.cpu_name()}, {arguments.threads} threads, torch {torch.__version__}")
     with torch.no_grad(), settings.patch({"freezing": True, "cpp.dynamic_threads": True, "force_disable_caches": True}):
-        compiled = {way: compile_layers(way) for way in WAYS}
-        for rows in ROWS:
-            x = torch.randn(rows, 768)
-            times: dict[str, list[float]] = {way: [] for way in WAYS}
-            for _ in range(arguments.calls):
-                for way, run in compiled.items():
-                    run(x)
-                    start = time.perf_counter()
-                    run(x)
-                    times[way].append((time.perf_counter() - start) * 1e3)
-            theirs, ours = (stats.median(times[way]) for way in WAYS)
-            print(f"{rows} rows: oneDNN {theirs:.2f} ms, exporter {ours:.2f} ms, {theirs / ours:.2f}x", flush=True)
+        for work in arguments.work:
+            for label, compiled, x in {"linear": linear, "int8": int8, "convolutions": convolutions}[work]():
+                times = time_in_turn(compiled, x, arguments.calls)
+                theirs, ours = (stats.median(times[way]) for way in WAYS)
+                print(f"{label}: oneDNN {theirs:.2f} ms, exporter {ours:.2f} ms, {theirs / ours:.2f}x", flush=True)
 
 
-def compile_layers(way: str) -> Any:
-    """Return the compiled layers, with their code generated."""
+def time_in_turn(compiled: dict[str, Any], x: torch.Tensor, calls: int) -> dict[str, list[float]]:
+    """Return the times of each way in milliseconds. Before each timed call is one that is not."""
+    times: dict[str, list[float]] = {way: [] for way in compiled}
+    for _ in range(calls):
+        for way, run in compiled.items():
+            run(x)
+            start = time.perf_counter()
+            run(x)
+            times[way].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def linear() -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
+    """Yield a label, what is compiled for all numbers of rows, and an input."""
+    example = torch.randn(14, 768)
+    compiled = {way: compile_for(way, lambda: Layers().eval(), example, dynamic=True) for way in WAYS}
+    for rows in ROWS:
+        yield f"{rows} rows", compiled, torch.randn(rows, 768)
+
+
+def int8() -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
+    """Yield a label, what is compiled for a number of rows, and an input."""
+    for rows in ROWS:
+        x = torch.randn(rows, 768)
+
+        def quantized(x: torch.Tensor = x) -> nn.Module:
+            graph: Any = torch.export.export(Layers().eval(), (x,)).module(check_guards=False)
+            return _int8.pt2e(graph, [(x,)])
+
+        yield f"{rows} rows in int8", {way: compile_for(way, quantized, x) for way in WAYS}, x
+
+
+def make_convolutions(channels: int) -> nn.Module:
+    """Return the convolutions in evaluation mode."""
+    return Convolutions(channels).eval()
+
+
+def convolutions() -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
+    """Yield a label, what is compiled for a batch of images, and an input."""
+    for channels, pixels in IMAGES:
+        for batch in BATCHES:
+            x = torch.randn(batch, channels, pixels, pixels).to(memory_format=torch.channels_last)
+            compiled = {way: compile_for(way, functools.partial(make_convolutions, channels), x) for way in WAYS}
+            yield f"{batch} x {channels} channels of {pixels}x{pixels}", compiled, x
+
+
+def compile_for(way: str, make: Callable[[], nn.Module], example: torch.Tensor, dynamic: bool = False) -> Any:
+    """Return the compiled module, with its code generated."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    run = torch.compile(Layers().eval())
-    example = torch.randn(14, 768)
-    torch._dynamo.mark_dynamic(example, 0)
-    with _gemm.compiled() if way == "exporter" else contextlib.nullcontext():
+    run = torch.compile(make())
+    if dynamic:
+        torch._dynamo.mark_dynamic(example, 0)
+    with contextlib.ExitStack() as changed:
+        if way == "exporter":
+            changed.enter_context(_gemm.compiled())
+            changed.enter_context(_winograd.compiled())
         run(example)
     return run
 

@@ -138,22 +138,20 @@ def tails(folder: Path, arguments: argparse.Namespace) -> list[bool]:
         export(model, sizes, precision, folder / f"{model}-one", "--targets", "compile", "--no-bench")
         packages.append(folder / f"{model}-one" / f"compile@{precision}.pt2")
     print(f"\nlatency at {LOAD}% of the callers' highest throughput, {CALLERS} callers")
-    kept = [tail(name, load) for name, load in zip(("bert",), under_load(packages[:1], CALLERS, LOAD), strict=True)]
-    both = under_load(packages, CALLERS // 2, LOAD // 2)
+    kept = [tail("bert", *under_load(packages[:1], CALLERS))]
+    both = under_load(packages, CALLERS // 2)
     return kept + [
         tail(f"{name} beside the other", load) for name, load in zip(("bert", "resnet18"), both, strict=True)
     ]
 
 
-def under_load(packages: list[Path], callers: int, load: int) -> list[dict[str, Any]]:
-    """Return what exporter-run measures for packages at the same time, each in a process of its own."""
-    runner = environment.find_runner()
-    options = ["--callers", str(callers), "--streams", str(callers), "--load", str(load), "--json"]
-    running = [
-        subprocess.Popen([str(runner), "bench", package, *options, "--runs", "500"], stdout=subprocess.PIPE, text=True)
-        for package in packages
-    ]
-    return [json.loads(process.communicate()[0]) for process in running]
+def under_load(packages: list[Path], callers: int) -> list[dict[str, Any]]:
+    """Return what exporter-run measures for one package, or for two that it calls at the same time."""
+    runner = str(environment.find_runner())
+    options = ["--callers", str(callers), "--streams", str(callers), "--load", str(LOAD), "--json", "--runs", "500"]
+    beside = [word for package in packages[1:] for word in ("--beside", str(package))]
+    done = subprocess.run([runner, "bench", packages[0], *options, *beside], stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def tail(name: str, load: dict[str, Any]) -> bool:

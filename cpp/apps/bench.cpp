@@ -100,27 +100,42 @@ void require_callers(const Artifact& artifact, const Options& options) {
                                     "or export it with --state inputs");
 }
 
-int bench_load(const Options& options, const Artifact& artifact,
-               const std::vector<at::Tensor>& inputs, const ColdStart& cold) {
-  const int runs = options.windows * options.runs;
-  Load load = run_load(artifact, inputs, options.callers, options.streams, runs);
-  const double highest = static_cast<double>(load.samples.size()) / load.seconds;
-  if (options.load > 0) {
-    load = run_load(artifact, inputs, options.callers, options.streams, runs,
-                    highest * options.load / 100);
+/// An artifact that is warm, and how it became so.
+struct Warm {
+  Options options;  ///< of this artifact
+  GoldenCase example;
+  Artifact artifact;
+  std::vector<at::Tensor> inputs;
+  ColdStart cold;
+  bool settled;
+
+  static Warm make(const Options& options) {
+    GoldenCase example = read_golden(options).cases.front();
+    const auto start = std::chrono::steady_clock::now();
+    Artifact artifact = Artifact::open(options.artifact, options.open);
+    const std::chrono::duration<double> load = std::chrono::steady_clock::now() - start;
+    require_callers(artifact, options);
+    auto inputs = place(artifact, example.inputs);
+    const ColdStart cold{load.count(), time_runs(artifact, inputs, 1).front()};
+    const bool settled = warm_up(artifact, inputs, options.warmup);
+    return {options, std::move(example), std::move(artifact), std::move(inputs), cold, settled};
   }
+};
+
+void print_load(const Warm& warm, const Load& load, double highest) {
+  const Options& options = warm.options;
   const Statistics all = summarize(load.samples);
   const auto& runners = options.open.runners;
   const double throughput = static_cast<double>(all.count) / load.seconds;
   if (options.json) {
     const nlohmann::ordered_json json = {{"artifact", options.artifact.string()},
-                                         {"device", artifact.device().str()},
+                                         {"device", warm.artifact.device().str()},
                                          {"threads", at::get_num_threads()},
                                          {"callers", options.callers},
                                          {"streams", options.streams},
                                          {"runners", runners ? nlohmann::json(*runners) : nullptr},
-                                         {"load_s", cold.load_s},
-                                         {"first_call_ms", cold.first_call_ms},
+                                         {"load_s", warm.cold.load_s},
+                                         {"first_call_ms", warm.cold.first_call_ms},
                                          {"calls", all.count},
                                          {"calls_per_s", throughput},
                                          {"highest_calls_per_s", highest},
@@ -131,11 +146,11 @@ int bench_load(const Options& options, const Artifact& artifact,
                                          {"peak_rss_mb", peak_rss_mb()},
                                          {"samples_ms", load.samples}};
     std::printf("%s\n", json.dump().c_str());
-    return 0;
+    return;
   }
   std::printf("%s: %s on %s, %d callers with %d threads each\n", options.artifact.c_str(),
-              to_string(artifact.info().kind), artifact.device().str().c_str(), options.callers,
-              at::get_num_threads());
+              to_string(warm.artifact.info().kind), warm.artifact.device().str().c_str(),
+              options.callers, at::get_num_threads());
   std::printf("  Throughput:         %9.1f calls/s    %zu calls in %.2f s\n", throughput, all.count,
               load.seconds);
   if (options.load > 0) {
@@ -144,35 +159,61 @@ int bench_load(const Options& options, const Artifact& artifact,
   }
   std::printf("  Latency under load: %9.3f ms median, p90: %.3f, p99: %.3f, max: %.3f\n",
               all.median, all.p90, all.p99, all.max);
-  print_cold_start(cold);
+  print_cold_start(warm.cold);
+}
+
+/// Times the callers of one artifact, or of two at the same time. With a load, the throughput
+/// without pauses is measured first, under the same conditions.
+int bench_load(const std::vector<Warm>& all) {
+  const Options& options = all.front().options;
+  const int runs = options.windows * options.runs;
+  std::vector<Work> works;
+  for (const Warm& one : all) works.push_back({one.artifact, one.inputs});
+  std::vector<Load> loads = run_load(works, options.callers, options.streams, runs);
+  std::vector<double> highest;
+  for (const Load& load : loads) {
+    highest.push_back(static_cast<double>(load.samples.size()) / load.seconds);
+  }
+  if (options.load > 0) {
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      works[i].calls_per_s = highest[i] * options.load / 100;
+    }
+    loads = run_load(works, options.callers, options.streams, runs);
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) print_load(all[i], loads[i], highest[i]);
   return 0;
+}
+
+/// Returns the options for the artifact beside the first one.
+Options beside(Options options) {
+  options.artifact = options.beside;
+  options.golden = golden_of(options.artifact);
+  options.has_default_golden = true;
+  options.open.sha256.clear();
+  return options;
 }
 
 }  // namespace
 
 int bench(const Options& options) {
-  const Golden golden = read_golden(options);
-  const auto start = std::chrono::steady_clock::now();
-  const Artifact artifact = Artifact::open(options.artifact, options.open);
-  const std::chrono::duration<double> load = std::chrono::steady_clock::now() - start;
-  require_callers(artifact, options);
-  const GoldenCase& example = golden.cases.front();
-  const auto inputs = place(artifact, example.inputs);
-  const ColdStart cold{load.count(), time_runs(artifact, inputs, 1).front()};
-  const bool settled = warm_up(artifact, inputs, options.warmup);
-  if (options.callers > 1 || options.load > 0) return bench_load(options, artifact, inputs, cold);
+  std::vector<Warm> all;
+  all.push_back(Warm::make(options));
+  if (!options.beside.empty()) all.push_back(Warm::make(beside(options)));
+  if (options.callers > 1 || options.load > 0 || all.size() > 1) return bench_load(all);
+  const Warm& warm = all.front();
   std::vector<std::vector<double>> windows;
   std::vector<double> samples;
   for (int i = 0; i < options.windows; ++i) {
-    windows.push_back(time_runs(artifact, inputs, options.runs));
+    windows.push_back(time_runs(warm.artifact, warm.inputs, options.runs));
     samples.insert(samples.end(), windows.back().begin(), windows.back().end());
   }
-  const Statistics all = summarize(std::move(samples));
+  const Statistics summary = summarize(std::move(samples));
   if (options.json) {
-    std::printf("%s\n",
-                to_json(options, artifact, example, cold, all, settled, windows).dump().c_str());
+    const auto json = to_json(options, warm.artifact, warm.example, warm.cold, summary,
+                              warm.settled, windows);
+    std::printf("%s\n", json.dump().c_str());
   } else {
-    print_text(options, artifact, example, cold, all, settled);
+    print_text(options, warm.artifact, warm.example, warm.cold, summary, warm.settled);
   }
   return 0;
 }

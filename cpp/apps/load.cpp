@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <exception>
@@ -26,6 +27,14 @@ std::vector<c10::Stream> make_streams(at::Device device, int count) {
   return streams;
 }
 
+/// What the threads of all works share.
+struct Crowd {
+  std::barrier<> ready;
+  std::atomic<int> busy;  ///< threads that have yet to make their calls
+
+  explicit Crowd(int threads) : ready(threads), busy(threads) {}
+};
+
 /// The calls of one thread.
 struct Caller {
   std::vector<double> samples;
@@ -33,63 +42,48 @@ struct Caller {
   Clock::time_point end;
   std::exception_ptr error;
 
-  /// Makes untimed calls before `ready`, because the first calls of a thread, a stream and a runner
-  /// are slow. Then makes the timed calls. The first is due `wait` after the start, and each of the
-  /// others `period` after the one before; zero makes them without pauses.
-  void call(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
-            std::optional<c10::Stream> stream, std::barrier<>& ready, Clock::duration wait,
-            Clock::duration period) {
+  /// Makes untimed calls before the crowd is ready, because the first calls of a thread, a stream
+  /// and a runner are slow. Then makes `runs` timed calls, and more as long as others have yet to
+  /// make theirs. The first is due `wait` after the start, and each of the others `period` after
+  /// the one before; zero makes them without pauses. Stops after the first failed call.
+  void call(const Work& work, int runs, std::optional<c10::Stream> stream, Crowd& crowd,
+            Clock::duration wait, Clock::duration period) {
     const c10::OptionalStreamGuard guard(stream);
-    time(artifact, inputs, kUntimedCalls, stream, {});
-    ready.arrive_and_wait();
-    begin = Clock::now() + wait;
-    time(artifact, inputs, runs, stream, period);
-    end = Clock::now();
-  }
-
-  /// Replaces `samples` by the times of these calls: from when each was due, or from its start if
-  /// they are made without pauses. Stops after the first failed call.
-  void time(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int runs,
-            std::optional<c10::Stream> stream, Clock::duration period) {
+    for (int i = 0; i < kUntimedCalls; ++i) time(work, stream, Clock::now());
     samples.clear();
-    for (int i = 0; i < runs && !error; ++i) {
+    crowd.ready.arrive_and_wait();
+    begin = Clock::now() + wait;
+    for (int i = 0; !error && (i < runs || crowd.busy > 0); ++i) {
       const bool paced = period > Clock::duration::zero();
       const auto start = paced ? begin + i * period : Clock::now();
       if (paced) std::this_thread::sleep_until(start);
-      try {
-        const auto outputs = artifact.run(inputs);
-        if (stream) stream->synchronize();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      samples.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+      time(work, stream, start);
+      if (i == runs - 1) --crowd.busy;
     }
+    if (samples.size() < static_cast<std::size_t>(runs)) --crowd.busy;  // it has failed
+    end = Clock::now();
+  }
+
+  /// Makes one call and adds the time since it was due.
+  void time(const Work& work, std::optional<c10::Stream> stream, Clock::time_point due) {
+    if (error) return;
+    try {
+      const auto outputs = work.artifact.run(work.inputs);
+      if (stream) stream->synchronize();
+    } catch (...) {
+      error = std::current_exception();
+      return;
+    }
+    samples.push_back(std::chrono::duration<double, std::milli>(Clock::now() - due).count());
   }
 };
 
-}  // namespace
-
-Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
-              int streams, int runs, double calls_per_s) {
-  const bool paced = calls_per_s > 0;
-  const auto between = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(paced ? 1 / calls_per_s : 0));
-  const auto shared = make_streams(artifact.device(), streams);
-  std::vector<Caller> all(static_cast<std::size_t>(callers));
-  std::barrier ready(callers);
-  std::vector<std::thread> running;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    running.emplace_back([&, i] {
-      const auto stream = shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
-      all[i].call(artifact, inputs, runs, stream, ready, static_cast<int>(i) * between,
-                  callers * between);
-    });
-  }
-  for (std::thread& thread : running) thread.join();
+/// Returns all calls of one work. Rethrows the first error.
+Load summed(const std::vector<Caller>& callers) {
   Load load{0, {}};
   auto begin = Clock::time_point::max();
   auto end = Clock::time_point::min();
-  for (const Caller& caller : all) {
+  for (const Caller& caller : callers) {
     if (caller.error) std::rethrow_exception(caller.error);
     begin = std::min(begin, caller.begin);
     end = std::max(end, caller.end);
@@ -97,6 +91,32 @@ Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, i
   }
   load.seconds = std::chrono::duration<double>(end - begin).count();
   return load;
+}
+
+}  // namespace
+
+std::vector<Load> run_load(const std::vector<Work>& works, int callers, int streams, int runs) {
+  Crowd crowd(callers * static_cast<int>(works.size()));
+  std::vector<std::vector<Caller>> all(works.size(),
+                                       std::vector<Caller>(static_cast<std::size_t>(callers)));
+  std::vector<std::thread> running;
+  for (std::size_t at = 0; at < works.size(); ++at) {
+    const Work& work = works[at];
+    const auto shared = make_streams(work.artifact.device(), streams);
+    const auto between = std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(work.calls_per_s > 0 ? 1 / work.calls_per_s : 0));
+    for (std::size_t i = 0; i < all[at].size(); ++i) {
+      const auto stream = shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
+      running.emplace_back([&, at, i, stream, between] {
+        all[at][i].call(works[at], runs, stream, crowd, static_cast<int>(i) * between,
+                        callers * between);
+      });
+    }
+  }
+  for (std::thread& thread : running) thread.join();
+  std::vector<Load> loads;
+  for (const auto& one : all) loads.push_back(summed(one));
+  return loads;
 }
 
 }  // namespace exporter::app

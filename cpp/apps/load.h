@@ -12,12 +12,18 @@ struct Load {
   std::vector<double> samples;  ///< time of each call in milliseconds, including waits
 };
 
-/// Calls the artifact `runs` times from each of `callers` threads, after a few untimed calls per
-/// thread: without pauses, or if `calls_per_s` is positive, at even intervals, so that all threads
-/// together make that many calls a second. A call is then timed from the moment when it was due,
-/// even if its thread was still busy. On a GPU the threads share `streams` streams, and each waits
-/// for its stream after each call. Rethrows the error of a failed call.
-Load run_load(const Artifact& artifact, const std::vector<at::Tensor>& inputs, int callers,
-              int streams, int runs, double calls_per_s = 0);
+/// What callers call, and how. The artifact and the inputs must outlive the calls.
+struct Work {
+  const Artifact& artifact;
+  const std::vector<at::Tensor>& inputs;
+  double calls_per_s = 0;  ///< of all callers together, at even intervals; 0: without pauses
+};
+
+/// Calls each artifact at least `runs` times from each of `callers` threads of its own, after a few
+/// untimed calls per thread, and until all of them have been called that often. A call at even
+/// intervals is timed from the moment when it was due, even if its thread was still busy. On a GPU
+/// the threads of an artifact share `streams` streams, and each waits for its stream after each
+/// call. Rethrows the error of a failed call.
+std::vector<Load> run_load(const std::vector<Work>& works, int callers, int streams, int runs);
 
 }  // namespace exporter::app

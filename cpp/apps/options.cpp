@@ -27,13 +27,6 @@ std::string hash(std::string& text) {
   return is_hash && text.size() == 64 ? "" : "not the 64 hexadecimal digits that sha256sum prints";
 }
 
-/// Returns the golden of the artifact's bundle. Rejected artifacts are one folder further down.
-std::filesystem::path golden_of(const std::filesystem::path& artifact) {
-  const auto folder = std::filesystem::absolute(artifact).parent_path();
-  const auto bundle = artifact.parent_path() / (folder.filename() == "rejected" ? ".." : "");
-  return bundle / "golden.safetensors";
-}
-
 /// The CLI11 definition of the command line. Parsed values go into `options` and the members.
 class CommandLine {
  public:
@@ -71,6 +64,7 @@ class CommandLine {
     options_.inputs.assign(inputs_.begin(), inputs_.end());
     options_.outputs = outputs_;
     options_.trace = trace_;
+    options_.beside = beside_;
     options_.open.operators.assign(libraries_.begin(), libraries_.end());
   }
 
@@ -169,8 +163,14 @@ class CommandLine {
                "percent of the throughput that the callers reach without pauses, which is measured "
                "first; they then call at even intervals, and a call is timed from when it was due")
         ->needs("--callers");
+    command
+        ->add_option("--beside", beside_,
+                     "another artifact in a bundle, which as many callers call at the same time, "
+                     "in the same process; one report follows the other")
+        ->type_name("FILE")
+        ->needs("--callers");
     add_number(command, "--streams", options_.streams, 1, 32,
-               "CUDA streams that the callers share (default: 1)");
+               "CUDA streams that the callers of an artifact share (default: 1)");
     add_number(command, "--runners", options_.open.runners, 1, kMaxRunners,
                "calls that a compiled package serves concurrently (default: the number of cores on "
                "the CPU, 1 on a GPU)");
@@ -237,6 +237,7 @@ class CommandLine {
   std::string golden_;
   std::string outputs_;
   std::string trace_;
+  std::string beside_;
   std::vector<std::string> inputs_;
   std::vector<std::string> libraries_;
   CLI::App app_{"Runs models that exporter exported, without Python.", "exporter-run"};
@@ -267,6 +268,12 @@ Request parse(int argc, const char* const* argv) {
   request.command = line.command()->get_name();
   line.finish();
   return request;
+}
+
+std::filesystem::path golden_of(const std::filesystem::path& artifact) {
+  const auto folder = std::filesystem::absolute(artifact).parent_path();
+  const auto bundle = artifact.parent_path() / (folder.filename() == "rejected" ? ".." : "");
+  return bundle / "golden.safetensors";
 }
 
 Tolerance tolerance_of(const Options& options, Tolerance golden) {

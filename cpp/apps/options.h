@@ -26,6 +26,7 @@ struct Options {
   int runs = 50;
   int callers = 1;              ///< threads that call concurrently
   int load = 0;                 ///< percent of the callers' highest throughput; 0: no pauses
+  std::filesystem::path beside;  ///< another artifact that is called at the same time; may be empty
   int streams = 1;              ///< CUDA streams that the callers share
   int top = 20;                 ///< nodes to print; 0: all, in order
   std::filesystem::path trace;  ///< file to write a Chrome trace to; may be empty
@@ -42,6 +43,9 @@ struct Request {
 
 /// Parses the command line. Throws Error(usage), with the help command to run, if it is invalid.
 Request parse(int argc, const char* const* argv);
+
+/// Returns the golden of the artifact's bundle. Rejected artifacts are one folder further down.
+std::filesystem::path golden_of(const std::filesystem::path& artifact);
 
 /// Returns the golden's tolerance with the overrides of the command line.
 Tolerance tolerance_of(const Options& options, Tolerance golden);

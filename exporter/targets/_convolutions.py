@@ -1,10 +1,15 @@
-"""Convolutions of frozen packages on a CPU: weights are packed for dynamic sizes, and additions in place are right."""
+"""Convolutions of frozen packages on a CPU.
+
+Weights are packed for dynamic sizes, and additions in place and biases with strides are right.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from exporter.targets import _inductor
 
 if TYPE_CHECKING:
     from torch import fx
@@ -32,6 +37,39 @@ def reading_before_writing() -> Iterator[None]:
         yield
     finally:
         patched.__init__ = make
+
+
+def operators() -> dict[Any, int]:
+    """Return inductor's operators for convolutions on a CPU, each with the number of tensors that are added."""
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return {}
+    plain, in_place = torch.ops.mkldnn._convolution_pointwise, torch.ops.mkldnn._convolution_pointwise_
+    return {plain.default: 0, plain.binary: 1, in_place.binary: 1}
+
+
+@contextlib.contextmanager
+def reading_biases() -> Iterator[None]:
+    """Copy biases that are not contiguous, whose strides a frozen package ignores (docs/upstream.md)."""
+    import torch._inductor.compile_fx  # noqa: F401 (first, because its modules import each other)
+    from torch._inductor import ir, lowering
+
+    table: Any = lowering.lowerings
+
+    def copying(lower: Any, place: int) -> Any:
+        def lowered(*args: Any) -> Any:
+            bias = args[place]
+            copied = None if bias is None else ir.ExternKernel.require_contiguous(bias)
+            return lower(*args[:place], copied, *args[place + 1 :])
+
+        return lowered
+
+    with contextlib.ExitStack() as changed:
+        for operator, others in operators().items():
+            if operator in table:
+                changed.enter_context(_inductor.with_entry(table, operator, copying(table[operator], 2 + others)))
+        yield
 
 
 @contextlib.contextmanager

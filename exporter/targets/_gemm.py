@@ -5,9 +5,11 @@ long again. Inductor's own micro-kernel reads the rows with large strides, so th
 cache, and loses accumulators to the stack.
 
 This kernel keeps as many accumulators as there are registers, reads rows that are packed once for each block, and
-prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and, on a CPU with VNNI,
-rows in uint8 by weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast as oneDNN
-(`benchmarks/products.py`).
+prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and, on a CPU with
+AVX512-VNNI and without AMX, rows in uint8 by weights in int8. For many rows in float32 it is between 0.88 and 1.08
+times as fast as oneDNN (`benchmarks/products.py`).
+
+This file is long because it contains the kernel in C++.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ static void multiply_all(
 } // namespace exporter_gemm_@name@
 #endif
 """
-# What DEFINITION computes with: DEPTH values of a row by as many of a column in each step.
+# The arithmetic of DEFINITION. Each step multiplies DEPTH values of a row by DEPTH values of a column.
 FLOATS = r"""
 using Row = float;
 using Weight = @weight@;
@@ -153,14 +155,21 @@ NEEDED = ("k_block_start", "Kr", "Kt_blocks", "k_start", "k_end", "m_start", "m_
 
 def usable() -> bool:
     """Return whether this version of torch has the template that the kernel needs, and knows the caches of the CPU."""
-    import torch._inductor.compile_fx  # first, because its modules import each other
+    import torch._inductor.compile_fx  # noqa: F401 (first, because its modules import each other)
     from torch._inductor.codegen import cpp_gemm_template
 
-    caches = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    if not all(caches.get(f"{level}_cache_size") for level in ("l1d", "l2")):  # the template needs them
+    if not knows_caches():  # the template needs them
         return False
     texts = "".join(text for name, text in vars(cpp_gemm_template).items() if name.startswith("GEMM_TEMPLATE"))
     return all(f" {name} " in texts for name in NEEDED)
+
+
+def knows_caches() -> bool:
+    """Return whether torch knows the sizes of the CPU's caches."""
+    import torch
+
+    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return all(found.get(f"{level}_cache_size") for level in ("l1d", "l2"))
 
 
 @contextlib.contextmanager
@@ -179,7 +188,8 @@ def compiled() -> Iterator[None]:
     configs: Any = cpp_micro_gemm.micro_gemm_configs
     blocks = _blocks(cpp_micro_gemm)
     replaced = {_operands(one) for one in blocks}
-    kernels = [(configs, kind, [o for o in found if _operands(o) not in replaced]) for kind, found in configs.items()]
+    kept = {kind: [one for one in found if _operands(one) not in replaced] for kind, found in configs.items()}
+    kernels = [(configs, kind, others) for kind, others in kept.items() if others != configs[kind]]
     kernels.append((configs, _kind(cpp_micro_gemm), blocks))
     table: Any = lowering.lowerings
     layers = [(table, one, _templated(at, table[one])) for one, at in _linear_layers().items() if one in table]
@@ -210,8 +220,9 @@ def _blocks(module: Any) -> list[Any]:
     ]
 
 
-def _divides(config: Any, m: Any, n: Any, k: Any, *_: Any, **__: Any) -> bool:
-    return bool(k % config.register_blocking.block_k == 0)
+def _divides(config: Any, m: Any, n: Any, k: Any, alpha: Any, *_: Any, **__: Any) -> bool:
+    depth = config.register_blocking.block_k
+    return bool(k % depth == 0 and (depth == 1 or alpha == 1))  # bytes cannot be scaled
 
 
 def vnni() -> Any:

@@ -273,14 +273,14 @@ def find_vector_instructions() -> tuple[str, ...]:
     )
 
 
-def forget(weight: Any) -> None:
-    """Leave a constant out of the package if only one place in the graph uses it, which has its own copy."""
+def forget(weight: Any, uses: int = 1) -> None:
+    """Leave a constant out of the package if the graph uses it in this many places, which now use another one."""
     from torch._inductor.virtualized import V
 
     constants: Any = V.graph.constants
     found = constants[weight.get_name()]
     attributes = [node for node in V.graph.graph.nodes if node.op == "get_attr"]
-    if sum(len(node.users) for node in attributes if _attribute(V.graph.module, node.target) is found) == 1:
+    if sum(len(node.users) for node in attributes if _attribute(V.graph.module, node.target) is found) == uses:
         del constants[weight.get_name()]
 
 

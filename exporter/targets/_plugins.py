@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 
 from exporter.core import source_lines
@@ -30,12 +30,12 @@ FUNCTIONS = ("export", "load", "read_contract")
 
 def points() -> list[EntryPoint]:
     """Return the entry points of all installed distributions."""
-    return _points_in(tuple((folder, _changed_at(folder)) for folder in sys.path))
+    return list(_points_in(tuple((folder, _changed_at(folder)) for folder in sys.path), entry_points))
 
 
 @functools.lru_cache(maxsize=1)  # reading the metadata of all distributions takes tens of milliseconds
-def _points_in(folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
-    return list(entry_points(group=GROUP))
+def _points_in(folders: tuple[tuple[str, int], ...], find: Callable[..., EntryPoints]) -> tuple[EntryPoint, ...]:
+    return tuple(find(group=GROUP))
 
 
 def _changed_at(folder: str) -> int:

@@ -5,21 +5,30 @@ plain convolution needs 36. The filters are transformed when the package is comp
 
 A convolution is then 16 products of matrices, one for each place in a tile, with the tiles as rows. Each thread
 transforms a block of tiles that stays in its L2 cache, multiplies it by all filters and transforms the result back.
+Rounding errors are about as large as oneDNN's. Because pixels are subtracted, an output that would be infinite is NaN.
+
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015, https://arxiv.org/abs/1509.09308.
+
+This file is long because it contains the kernel in C++.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import hashlib
 from collections.abc import Iterator
-from typing import Any
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
-from exporter.targets import _gemm, _inductor
+from exporter.targets import _convolutions, _gemm, _inductor
 
-TILES = 48  # with fewer tiles in the example, a convolution keeps its filters, which transformed ones exceed in size
+if TYPE_CHECKING:
+    import torch
+
+# With fewer tiles in the example, the library computes the convolution: transformed filters are 16/9 as large.
+TILES = 48
 CACHE = 0.5  # the part of the L2 cache that a block of tiles may fill
-LINE = 16  # floats of a cache line; the rows of a block are this much longer, so that they do not displace each other
+LINE = 16  # floats of a cache line. The rows of a block are padded by one, so that they do not evict each other
 PLACES = 16  # in a tile
 DEFINITION = r"""
 #ifndef EXPORTER_WINOGRAD
@@ -141,22 +150,22 @@ inline void finish(
     }
 }
 
-// A block has at most MOST tiles. `filters` has a panel of COLUMNS channels of the output after another, of each the
-// places, and of these the channels of the input.
+// A block has at most MOST tiles. `filters` is laid out as [panel of COLUMNS output channels][place][input channel]
+// [column].
 template <int64_t IN, int64_t OUT, int64_t MOST, bool RELU>
 void convolve(
     Image<const float> input, const float* filters, const float* bias, Image<const float> other, Image<float> output,
-    int64_t padding_y, int64_t padding_x) {
+    int64_t padding_y, int64_t padding_x, int64_t threads) {
     constexpr int64_t STRIDE = IN + @line@, PANELS = OUT / COLUMNS;
     const int64_t down = (output.height + 1) / 2, across = (output.width + 1) / 2;
-    const int64_t tiles = output.images * down * across, threads = omp_get_max_threads();
+    const int64_t tiles = output.images * down * across;
     int64_t blocks = (tiles + MOST - 1) / MOST, groups = 1; // groups of panels, each for one task
     if (blocks < threads)
         groups = std::min(PANELS, (threads + blocks - 1) / std::max<int64_t>(blocks, 1));
     else
         blocks = (blocks + threads - 1) / threads * threads;
     const int64_t size = blocks ? (tiles + blocks - 1) / blocks : 0;
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
     {
         std::unique_ptr<float[]> memory(new float[PLACES * size * (STRIDE + COLUMNS)]);
         float *transformed = memory.get(), *multiplied = transformed + PLACES * size * STRIDE;
@@ -191,68 +200,63 @@ CALL = r"""
 extern "C"
 @signature@
 {
+    @profile@
     exporter_winograd::convolve<@in@, @out@, @most@, @relu@>(
-        @input@, @filters@, @bias@, @other@, @output@, @padding_y@, @padding_x@);
+        @input@, @filters@, @bias@, @other@, @output@, @padding_y@, @padding_x@, @threads@);
 }
 """
 
 
 @contextlib.contextmanager
 def compiled() -> Iterator[None]:
-    """Let inductor compute convolutions by this algorithm within the context, where it serves.
+    """Let inductor compute convolutions by this algorithm within the context, where it applies.
 
-    They need AVX2, float32, a packed constant filter of 3x3, strides and dilation of 1, one group, as many channels as
-    fill whole vectors, and at least TILES tiles in the example.
+    They need AVX2, float32, constant filters of 3x3, strides and dilation of 1, one group, output channels that fill
+    two vectors each time and input channels that fill one, and at least TILES tiles in the example.
     """
-    if not _gemm.usable():
+    import torch._inductor.compile_fx  # first, because its modules import each other
+
+    if not torch.backends.mkldnn.is_available() or not _gemm.knows_caches():
         yield
         return
-    import torch
     from torch._inductor import lowering
-    from torch._inductor.codegen.cpp import CppScheduling
 
     table: Any = lowering.lowerings
-    plain, in_place = torch.ops.mkldnn._convolution_pointwise, torch.ops.mkldnn._convolution_pointwise_
-    scheduling: Any = CppScheduling
-    kind, fuses = _kind(), scheduling.can_fuse_vertical
-
-    def can_fuse(self: Any, one: Any, other: Any) -> bool:
-        node = one.get_template_node() if one.is_template() else None
-        return not isinstance(getattr(node, "template", None), kind) and bool(fuses(self, one, other))
-
+    kind, transformed = _kind(), Transformed()
     with contextlib.ExitStack() as changed:
-        for operator, others in ((plain.default, 0), (plain.binary, 1), (in_place.binary, 1)):
+        for operator, others in _convolutions.operators().items():
             if operator in table:
-                lower = _lowering(kind, others, table[operator])
+                lower = _lowering(kind, transformed, others, table[operator])
                 changed.enter_context(_inductor.with_entry(table, operator, lower))
-        changed.enter_context(mock.patch.object(scheduling, "can_fuse_vertical", can_fuse))
         yield
 
 
-def _lowering(kind: Any, others: int, lower: Any) -> Any:
+def _lowering(kind: Any, transformed: Transformed, others: int, lower: Any) -> Any:
     """Return a lowering for a convolution to which `others` tensors, 0 or 1, are added.
 
     Inductor passes the input of the convolution first, to the operator in place too.
     """
     from torch._inductor import ir
     from torch._inductor.codegen.cpp_utils import create_epilogue_with_attr
+    from torch._inductor.virtualized import V
 
     def lowered(x: Any, *args: Any) -> Any:
         other, rest = args[:others], args[others:]
         weight, bias, padding, stride, dilation, groups, *added, activation, scalars, algorithm = rest
-        layout = None
-        if added in ([], ["add", None], ["add", 1]) and {*stride, *dilation, groups} == {1}:
-            layout = _layout(x, weight, [*padding] * (3 - len(padding)))
-        if layout is None or not all(_alike(one, layout) for one in other):
+        padding, block, layout = [*padding] * (3 - len(padding)), _block(), None
+        if block and added in ([], ["add", None], ["add", 1]) and {*stride, *dilation, groups} == {1}:
+            layout = _layout(x, weight, padding, block)
+        if block is None or layout is None or not all(_alike(one, layout) for one in other):
             return lower(x, *args)
+        for one in (x, *other):
+            one.realize()
         images = [ir.ExternKernel.require_stride_order(one, [3, 0, 2, 1]) for one in (x, *other)]
         if any(image.get_stride()[1] != 1 for image in images):
             return lower(x, *args)
-        biases = [] if bias is None else [ir.ExternKernel.realize_input(bias)]
-        inputs = [images[0], _transformed(weight), *biases, *images[1:]]
-        template = kind(inputs, layout, activation == "relu", [*padding] * (3 - len(padding)), bool(biases))
-        made = template.generate().output_node()
-        _inductor.forget(weight)
+        biases = [] if bias is None else [ir.ExternKernel.require_contiguous(bias)]
+        inputs = [images[0], transformed.of(weight, block), *biases, *images[1:]]
+        made = kind(inputs, layout, block, activation == "relu", padding, bool(biases)).generate().output_node()
+        V.graph.no_fuse_buffer_names.add(made.get_name())
         if activation in (None, "none", "relu"):
             return made
         return ir.TensorBox.create(create_epilogue_with_attr(made, activation, scalars=scalars, algorithm=algorithm))
@@ -260,18 +264,57 @@ def _lowering(kind: Any, others: int, lower: Any) -> Any:
     return lowered
 
 
-def _layout(x: Any, weight: Any, padding: Any) -> Any:
-    """Return the layout of a convolution's output, with the channels last; None if the kernel does not serve."""
+class Transformed:
+    """The transformed filters of the graphs that are compiled. Convolutions with equal filters share them."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, dict[str, Any]] = {}  # by graph and the hash of the filters
+        self._uses: collections.Counter[tuple[Any, str]] = collections.Counter()  # by graph and constant
+
+    def of(self, weight: Any, block: tuple[int, int]) -> Any:
+        """Return a constant [panel, place, input channel, column] for the filters.
+
+        If nothing else uses the filters themselves, leave them out of the package.
+        """
+        import torch
+        from torch._inductor.virtualized import V
+
+        graph: Any = V.graph
+        modes: Any = torch.utils._python_dispatch
+        name, made = weight.get_name(), self._made.setdefault(graph, {})
+        filters = graph.constants[name]
+        with modes._disable_current_modes():
+            dense = (filters.to_dense() if filters.is_mkldnn else filters).detach().contiguous()
+            key = f"{[*dense.shape]} {hashlib.sha256(dense.numpy()).hexdigest()}"
+            if key not in made:
+                made[key] = graph.add_tensor_constant(_transform(dense, block[1]), name=f"{name}_winograd")
+        self._uses[graph, name] += 1
+        _inductor.forget(weight, self._uses[graph, name])
+        return made[key]
+
+
+def _transform(filters: torch.Tensor, columns: int) -> torch.Tensor:
+    """Transform filters [output channel, input channel, 3, 3], in float64."""
+    import torch
+
+    transform = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
+    outputs, inputs = filters.shape[:2]
+    tiles = torch.einsum("ai,ocij,bj->abco", transform, filters.double(), transform)
+    panels = tiles.reshape(PLACES, inputs, outputs // columns, columns).permute(2, 0, 1, 3)
+    return panels.float().contiguous()
+
+
+def _layout(x: Any, weight: Any, padding: list[int], block: tuple[int, int]) -> Any:
+    """Return the layout of a convolution's output, with the channels last; None if the algorithm does not apply."""
     import torch
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
-    filters = V.graph.constants.get(weight.get_name())
-    sizes, block = x.get_size(), _block()
-    if filters is None or block is None or len(sizes) != 4 or x.get_dtype() is not torch.float32:
+    filters, sizes = V.graph.constants.get(weight.get_name()), x.get_size()
+    if filters is None or len(sizes) != 4 or {x.get_dtype(), filters.dtype} != {torch.float32}:
         return None
     outputs, inputs, *pixels = map(int, filters.shape)
-    if filters.dtype is not torch.float32 or pixels != [3, 3] or outputs % block[1] or inputs % (block[1] // 2):
+    if pixels != [3, 3] or outputs % block[1] or inputs % (block[1] // 2):
         return None
     images, _, height, width = sizes
     height, width = height + 2 * padding[0] - 2, width + 2 * padding[1] - 2
@@ -282,7 +325,7 @@ def _layout(x: Any, weight: Any, padding: Any) -> Any:
 
 
 def _block() -> tuple[int, int] | None:
-    """Return the rows and columns of a block in registers; None if the code that is generated now lacks AVX2."""
+    """Return the rows and columns of a block in registers; None if inductor generates code without AVX2."""
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
 
     found = pick_vec_isa()
@@ -312,35 +355,19 @@ def _alike(other: Any, layout: Any) -> bool:
     )
 
 
-def _transformed(weight: Any) -> Any:
-    """Return the constant that holds the transformed filters: [panel, place, channel of the input, column]."""
-    import torch
-    from torch._inductor.virtualized import V
-
-    filters = V.graph.constants[weight.get_name()]
-    transform = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
-    modes: Any = torch.utils._python_dispatch
-    with modes._disable_current_modes():
-        dense = (filters.to_dense() if filters.is_mkldnn else filters).detach().double()
-        outputs, inputs = dense.shape[:2]
-        block = _block()
-        assert block is not None
-        tiles = torch.einsum("ai,ocij,bj->abco", transform, dense, transform)
-        panels = tiles.reshape(16, inputs, outputs // block[1], block[1]).permute(2, 0, 1, 3)
-        add: Any = V.graph.add_tensor_constant
-        return add(panels.float().contiguous(), name=f"{weight.get_name()}_winograd")
-
-
 def _kind() -> type[Any]:
     """Return the class of the template for inductor."""
     import torch
+    from torch._inductor import config
     from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.utils import parallel_num_threads
 
     class Winograd(CppTemplate):
-        def __init__(self, inputs: Any, layout: Any, relu: bool, padding: list[int], biased: bool) -> None:
+        def __init__(
+            self, inputs: Any, layout: Any, block: tuple[int, int], relu: bool, padding: list[int], biased: bool
+        ) -> None:
             super().__init__("winograd", inputs, layout, parallel_num_threads())
-            self.relu, self.padding, self.biased = relu, padding, biased
+            self.block, self.relu, self.padding, self.biased = block, relu, padding, biased
 
         def render(self, kernel: Any, template_buffer_node: Any = None, **_: Any) -> str:  # type: ignore[override]
             x, filters, *others = self.input_nodes
@@ -350,10 +377,12 @@ def _kind() -> type[Any]:
             signature = kernel.def_kernel(
                 inputs={"X": x, "W": filters, "B": bias, "other": other}, outputs={"Y": output}
             )
-            rows, columns = _block() or (0, 0)
-            channels = int(x.get_size()[1])
-            apart = PLACES * (channels + LINE + columns) * 4  # bytes of a tile
-            most = int(torch.cpu.get_capabilities()["l2_cache_size"] * CACHE / apart)
+            rows, columns = self.block
+            channels = int(filters.get_size()[2])
+            bytes_of_tile = PLACES * (channels + LINE + columns) * 4
+            most = int(torch.cpu.get_capabilities()["l2_cache_size"] * CACHE / bytes_of_tile)
+            settings: Any = config
+            follows = settings.cpp.dynamic_threads or settings.cpp.threads < 1
 
             def image(node: Any, data: str) -> str:
                 sizes = [kernel.size(node, at) for at in (0, 2, 3)]
@@ -364,6 +393,8 @@ def _kind() -> type[Any]:
 
             values = {
                 "signature": signature,
+                "profile": kernel.maybe_codegen_profile(),
+                "threads": "omp_get_max_threads()" if follows else self.num_threads,
                 "in": channels,
                 "out": int(output.get_size()[1]),
                 "most": max(rows, most),

@@ -106,7 +106,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     entries = () if program.part_of else probing.entry_sizes(options.entries)
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
-    patches = (recurrent.looped(), _objects.reused(), _convolutions.reading_before_writing(), _convolutions.packing())
+    right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
+    patches = (recurrent.looped(), _objects.reused(), *right)
     with contextlib.ExitStack() as changed:
         for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
             changed.enter_context(patch)

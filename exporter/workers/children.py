@@ -32,7 +32,7 @@ SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 # Modules that every run's jobs need.
 JOBS = ("exporter.workers.tasks", "exporter.workers.model_holder", "exporter.workers.session.server")
-# Modules of torch.export that import slowly, for runs that need them. Only for runs on the CPU: the import may look for
+# Modules that torch.export imports, slowly, for runs that need it. Only for runs on the CPU: the import may look for
 # GPUs, which a zygote must not.
 EXPORTING = ("torch._dynamo", "torch.export._trace", "sympy.tensor.tensor")
 BACKGROUND = 10  # niceness of all jobs but the longest of their run

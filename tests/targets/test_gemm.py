@@ -175,26 +175,48 @@ def test_nothing_stays_changed() -> None:
     assert lowering.lowerings == table
 
 
+class Bytes(nn.Module):
+    """Two linear layers with an activation between, and a shortcut."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(64, columns), nn.Linear(columns, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(nn.functional.gelu(self.first(x))) + x
+        return y
+
+
 @pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
-@pytest.mark.parametrize(("columns", "vnni"), [(60, True), (60, False), (33, True)])
-def test_rows_in_bytes(columns: int, vnni: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("columns", "vnni", "blocks", "served"),
+    [
+        (600, True, "", 2),
+        (600, True, "1,2,7", 2),
+        (600, True, "2,1,30", 2),
+        (600, False, "", 0),
+        (33, True, "", 0),  # too narrow for a block, and of a depth that the instruction lacks
+    ],
+)
+def test_rows_in_bytes(
+    columns: int, vnni: bool, blocks: str, served: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sums of products of bytes are exact, so the kernel and torch agree but for the rounding of the scales."""
     if _gemm.vnni() is not type(cpu_vec_isa.pick_vec_isa()):
         pytest.skip("this CPU has no VNNI, or has AMX, or this version of torch does not know it")
     if not vnni:
         monkeypatch.setattr(_gemm, "vnni", lambda: None)
-    torch.manual_seed(0)
-    module, x = nn.Sequential(nn.Linear(36, columns), nn.GELU(), nn.Linear(columns, 64)).eval(), torch.randn(29, 36)
+    module, x = Bytes(columns).eval(), torch.randn(47, 64)
     with torch.no_grad(), _gemm.compiled():
         quantized = _int8.pt2e(torch.export.export(module, (x,)).module(check_guards=False), [(x,)])
         made = torch._inductor.aoti_compile_and_package(
             torch.export.export(quantized, (x,)),
             package_path=str(tmp_path / "net.pt2"),
-            inductor_configs={"freezing": True},
+            inductor_configs={"freezing": True, "cpp.gemm_cache_blocking": blocks or None},
         )
         wanted = quantized(x)
     assert "result += " not in sources(Path(made)), "of the template's reference kernel, which is slow"
-    served = (columns % 32 != 1) + (columns % 4 == 0)  # wide enough, and of a depth that its instruction has
-    assert sources(Path(made)).count("multiply_all(packed") == (2 * served if vnni else 0)
+    assert sources(Path(made)).count("multiply_all(packed") == 2 * served
     got = torch._inductor.aoti_load_package(made)(x)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,17 +27,22 @@ class Net(nn.Module):
         self.first = nn.Conv2d(32, 64, 3, padding=1)
         self.second = nn.Conv2d(64, 64, 3, padding=(0, 2), bias=False)
         self.third = nn.Conv2d(64, 32, 3)
-        self.same = nn.Conv2d(64, 64, 3, padding=1)
+        self.same, self.again = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = self.first(x)
         z = nn.functional.silu(self.third(torch.relu(self.second(y))))
         shortcut = torch.relu(self.same(y) + y)
-        return z, shortcut, self.same(shortcut) + shortcut.mean()
+        in_place = torch.relu(self.again(torch.relu(self.same(shortcut))) + shortcut)  # of a value that none else reads
+        return z, shortcut.mean((2, 3)), in_place
 
 
 def package(module: nn.Module, folder: Path, example: torch.Tensor, sizes: object = None, **settings: object) -> Path:
-    with torch.no_grad(), _convolutions.reading_before_writing(), _convolutions.packing(), _winograd.compiled():
+    with contextlib.ExitStack() as changed:
+        changed.enter_context(torch.no_grad())
+        for patch in (_convolutions.reading_before_writing, _convolutions.reading_biases, _convolutions.packing):
+            changed.enter_context(patch())
+        changed.enter_context(_winograd.compiled())
         program = torch.export.export(module, (example,), dynamic_shapes=None if sizes is None else (sizes,))
         found = torch._inductor.aoti_compile_and_package(
             program, package_path=str(folder / "net.pt2"), inductor_configs={"freezing": True, **settings}
@@ -77,7 +84,7 @@ def test_every_size_is_right(bits: int, tmp_path: Path) -> None:
         3: torch.export.Dim("w", max=64),
     }
     made = package(module, tmp_path, torch.randn(2, 32, 17, 20), sizes, **{"cpp.simdlen": bits})
-    assert calls(made) == 5
+    assert calls(made) == 6
     for size in ((2, 32, 17, 20), (1, 32, 6, 3), (3, 32, 9, 64), (16, 32, 33, 31), (1, 32, 7, 2)):
         check(made, module, torch.randn(size))
 
@@ -112,7 +119,7 @@ def test_an_input_that_is_not_contiguous(tmp_path: Path) -> None:
 
 
 class One(nn.Module):
-    """One convolution of 3x3, with settings, of as many channels."""
+    """One 3x3 convolution with the given channels and settings."""
 
     def __init__(self, channels: tuple[int, int] = (32, 32), **settings: object) -> None:
         super().__init__()
@@ -143,24 +150,74 @@ def test_other_convolutions_are_left_to_the_library(module: One, size: int, tmp_
     check(made, module, x)
 
 
-def test_nothing_is_stored_twice(tmp_path: Path) -> None:
-    """Transformed filters replace the others, unless a convolution that the kernel does not serve shares them."""
+class Shared(One):
+    """Applies a convolution twice, the second time to an image of half the size."""
 
-    class Shared(One):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        z: torch.Tensor = self.inner(torch.relu(y)[:, :, ::2, ::2]).mean() + y
+        return z
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("pixels", "expected"), [(40, ["transformed"]), (20, ["plain", "transformed"])])
+def test_filters_are_stored_once(pixels: int, expected: list[str], dynamic: bool, tmp_path: Path) -> None:
+    """Transformed filters replace the others, unless a convolution of few tiles needs these."""
+    module, x = Shared((64, 64)).eval(), torch.randn(2, 64, pixels, pixels)
+    made = package(module, tmp_path, x, {0: torch.export.Dim("n", max=8)} if dynamic else None)
+    check(made, module, x)
+    sizes = {64 * 64 * 9 * 4: "plain", 64 * 64 * 16 * 4: "transformed"}
+    found = re.findall(r"constants_info_\[\d+\]\.data_size = (\d+);", sources(made))
+    assert sorted(sizes[int(size)] for size in found if int(size) > 64 * 64) == expected
+
+
+class Mixed(One):
+    """Combines a convolution with `how`, and a bias that is a column of a table."""
+
+    def __init__(self, how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(bias=False, padding=1)
+        self.how = how
+        self.register_buffer("table", torch.randn(32, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.conv2d(x, self.inner.weight, self.table[:, 2], padding=1)
+        return self.how(y, x)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda y, x: nn.functional.leaky_relu(y, 0.3),
+        lambda y, x: nn.functional.relu6(y),
+        lambda y, x: nn.functional.hardtanh(y, -0.1, 0.2),
+        lambda y, x: nn.functional.gelu(y, approximate="tanh"),
+        lambda y, x: y - x,
+        lambda y, x: torch.add(y, x, alpha=2),
+        lambda y, x: nn.functional.leaky_relu(y + x, 0.3),
+        lambda y, x: y + x[:, :, :1, :1],  # broadcast
+        lambda y, x: y + x.transpose(2, 3).contiguous().transpose(2, 3),
+        lambda y, x: y + y.transpose(2, 3),
+    ],
+)
+def test_what_follows_is_right(how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+    module, x = Mixed(how).eval(), torch.randn(1, 32, 20, 20)
+    made = package(module, tmp_path, x)
+    assert calls(made) <= 1
+    check(made, module, x)
+
+
+def test_every_second_channel(tmp_path: Path) -> None:
+    class Strided(One):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.inner(x)
-            return y + nn.functional.conv2d(x, self.inner.weight, stride=1, dilation=2, padding=1)
+            return super().forward(x.contiguous(memory_format=torch.channels_last)[:, ::2])
 
-    x, stored = torch.randn(1, 64, 30, 30), []
-    for module in (One((64, 64)), Shared((64, 64))):
-        folder = tmp_path / type(module).__name__
-        folder.mkdir()
-        made = package(module.eval(), folder, x)
-        check(made, module, x)
-        found = re.findall(r"constants_info_\[\d+\]\.data_size = (\d+);", sources(made))
-        stored.append([int(size) // 64 for size in found if int(size) > 64 * 64])
-    assert [len(sizes) for sizes in stored] == [1, 2]
-    assert stored[0][0] == 64 * 16 * 4
+    module, x = Strided().eval(), torch.randn(1, 64, 20, 20)
+    check(package(module, tmp_path, x), module, x)
+
+
+def test_a_profile_sees_the_convolution(tmp_path: Path) -> None:
+    made = package(One().eval(), tmp_path, torch.randn(1, 32, 30, 30), **{"cpp.enable_kernel_profile": True})
+    assert re.search(r"RecordFunctionHandle record_[^;]*;\s*exporter_winograd::convolve<", sources(made))
 
 
 def test_not_a_number_stays(tmp_path: Path) -> None:
@@ -172,6 +229,23 @@ def test_not_a_number_stays(tmp_path: Path) -> None:
     x[0, 3, 5, 7] = torch.nan
     (got,) = run(package(module, tmp_path, x), x)
     assert torch.equal(got.isnan(), module(x).isnan())
+
+
+def test_volumes_are_left_to_the_library(tmp_path: Path) -> None:
+    class Volume(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner = nn.Conv3d(32, 32, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.inner(x[:, :, None].expand(-1, -1, 3, -1, -1))
+            return y
+
+    module, x = Volume().eval(), torch.randn(1, 32, 20, 20)
+    made = package(module, tmp_path, x)
+    assert calls(made) == 0
+    check(made, module, x)
 
 
 def test_a_smaller_cache_makes_smaller_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

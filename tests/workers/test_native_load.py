@@ -37,3 +37,20 @@ def test_a_load_without_callers_is_refused(made_bundle: Path) -> None:
     done = bench(made_bundle, "--load", "50")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--load requires --callers" in done.stderr
+
+
+def test_two_artifacts_in_one_process(made_bundle: Path) -> None:
+    options = ("--callers", "2", "--load", "30", "--runs", "50", "--windows", "2", "--json")
+    done = bench(made_bundle, *options, "--beside", str(made_bundle / "script.pt"))
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert [Path(one["artifact"]).name for one in (first, second)] == ["trace.pt", "script.pt"]
+    assert min(one["calls"] for one in (first, second)) == 200
+    assert all(one["calls_per_s"] < 0.4 * one["highest_calls_per_s"] for one in (first, second))
+
+
+def test_another_artifact_needs_callers_and_a_file(made_bundle: Path) -> None:
+    done = bench(made_bundle, "--beside", str(made_bundle / "script.pt"))
+    assert (done.returncode, "--beside requires --callers" in done.stderr) == (2, True)
+    done = bench(made_bundle, "--callers", "1", "--beside", str(made_bundle / "no.pt"))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no.pt" in done.stderr
