@@ -150,8 +150,8 @@ def under_load(packages: list[Path], callers: int) -> list[dict[str, Any]]:
     runner = str(environment.find_runner())
     options = ["--callers", str(callers), "--streams", str(callers), "--load", str(LOAD), "--json", "--runs", "500"]
     beside = [word for package in packages[1:] for word in ("--beside", str(package))]
-    done = subprocess.run([runner, "bench", packages[0], *options, *beside], stdout=subprocess.PIPE, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    answers = subprocess.check_output([runner, "bench", packages[0], *options, *beside], text=True)
+    return [json.loads(line) for line in answers.splitlines()]
 
 
 def tail(name: str, load: dict[str, Any]) -> bool:

@@ -209,8 +209,8 @@ int bench(const Options& options) {
   }
   const Statistics summary = summarize(std::move(samples));
   if (options.json) {
-    const auto json = to_json(options, warm.artifact, warm.example, warm.cold, summary,
-                              warm.settled, windows);
+    const auto json =
+        to_json(options, warm.artifact, warm.example, warm.cold, summary, warm.settled, windows);
     std::printf("%s\n", json.dump().c_str());
   } else {
     print_text(options, warm.artifact, warm.example, warm.cold, summary, warm.settled);

@@ -24,12 +24,12 @@ struct Options {
   int warmup = 10;  ///< maximum seconds
   int windows = 5;
   int runs = 50;
-  int callers = 1;              ///< threads that call concurrently
-  int load = 0;                 ///< percent of the callers' highest throughput; 0: no pauses
+  int callers = 1;               ///< threads that call concurrently
+  int load = 0;                  ///< percent of the callers' highest throughput; 0: no pauses
   std::filesystem::path beside;  ///< another artifact that is called at the same time; may be empty
-  int streams = 1;              ///< CUDA streams that the callers share
-  int top = 20;                 ///< nodes to print; 0: all, in order
-  std::filesystem::path trace;  ///< file to write a Chrome trace to; may be empty
+  int streams = 1;               ///< CUDA streams that the callers share
+  int top = 20;                  ///< nodes to print; 0: all, in order
+  std::filesystem::path trace;   ///< file to write a Chrome trace to; may be empty
   bool json = false;
   bool verbose = false;
 };

@@ -25,8 +25,7 @@ from exporter.targets import _convolutions, _gemm, _inductor
 if TYPE_CHECKING:
     import torch
 
-# With fewer tiles in the example, the library computes the convolution: transformed filters are 16/9 as large.
-TILES = 48
+TILES = 48  # fewer in each image of the example are left to the library: transformed filters are 16/9 as large
 CACHE = 0.5  # the part of the L2 cache that a block of tiles may fill
 LINE = 16  # floats of a cache line. The rows of a block are padded by one, so that they do not evict each other
 PLACES = 16  # in a tile
@@ -212,7 +211,7 @@ def compiled() -> Iterator[None]:
     """Let inductor compute convolutions by this algorithm within the context, where it applies.
 
     They need AVX2, float32, constant filters of 3x3, strides and dilation of 1, one group, output channels that fill
-    two vectors each time and input channels that fill one, and at least TILES tiles in the example.
+    two vectors each time and input channels that fill one, and images of at least TILES tiles in the example.
     """
     import torch._inductor.compile_fx  # first, because its modules import each other
 
@@ -318,7 +317,7 @@ def _layout(x: Any, weight: Any, padding: list[int], block: tuple[int, int]) -> 
         return None
     images, _, height, width = sizes
     height, width = height + 2 * padding[0] - 2, width + 2 * padding[1] - 2
-    if _hint(images) * ((_hint(height) + 1) // 2) * ((_hint(width) + 1) // 2) < TILES:
+    if (_hint(height) + 1) // 2 * ((_hint(width) + 1) // 2) < TILES:
         return None
     strides = [height * width * outputs, 1, width * outputs, outputs]
     return ir.FixedLayout(x.get_device(), torch.float32, [images, outputs, height, width], strides)

@@ -23,7 +23,7 @@ def bench(bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_callers_make_the_given_share_of_their_highest_throughput(made_bundle: Path) -> None:
     done = bench(made_bundle, "--callers", "2", "--load", "20", "--runs", "100", "--windows", "4", "--json")
     answer = json.loads(done.stdout)
-    assert answer["calls"] == 800
+    assert 800 <= answer["calls"] < 880  # callers go on until all have made theirs
     # Pauses only get longer on a busy machine.
     assert answer["calls_per_s"] < 0.25 * answer["highest_calls_per_s"]
 
@@ -44,7 +44,7 @@ def test_two_artifacts_in_one_process(made_bundle: Path) -> None:
     done = bench(made_bundle, *options, "--beside", str(made_bundle / "script.pt"))
     first, second = map(json.loads, done.stdout.splitlines())
     assert [Path(one["artifact"]).name for one in (first, second)] == ["trace.pt", "script.pt"]
-    assert min(one["calls"] for one in (first, second)) == 200
+    assert min(one["calls"] for one in (first, second)) >= 200
     assert all(one["calls_per_s"] < 0.4 * one["highest_calls_per_s"] for one in (first, second))
 
 
