@@ -322,10 +322,26 @@ def _templated(weight: int, lower: Any) -> Any:
         measured = settings.max_autotune or settings.max_autotune_gemm
         if measured or not serves(rows) or not _fits(args[weight], rows.get_dtype()):
             return lower(rows, *args, **kwargs)
-        with settings.patch(max_autotune_gemm=True, max_autotune_gemm_backends="CPP"):
+        with settings.patch(max_autotune_gemm=True, max_autotune_gemm_backends="CPP"), rendered_once():
             return lower(rows, *args, **kwargs)
 
     return lowered
+
+
+@contextlib.contextmanager
+def rendered_once() -> Iterator[None]:
+    """Keep inductor from rendering a GEMM template twice in a lowering that measures nothing.
+
+    The first time serves measurements, and the names of the kernel's arguments.
+    """
+    from torch._inductor.codegen import cpp_gemm_template
+
+    def declare(template: Any, kernel: Any, **_: Any) -> str:
+        inputs = {f"input{n}": node for n, node in enumerate(template.input_nodes)}
+        return str(kernel.def_kernel(inputs=inputs, outputs={"Y": template.output_node}))
+
+    with mock.patch.object(cpp_gemm_template.CppGemmTemplate, "render", declare):
+        yield
 
 
 def _fits(weight: Any, rows: Any) -> bool:

@@ -87,9 +87,10 @@ def _lower(rows: Any, small: Any, scale: Any) -> Any:
 
     given = [left, right] if scale is None else [left, right, scale]
     choices: list[Any] = []
-    CppGemmTemplate.add_choices(
-        choices, layout, given, trans_w=True, epilogue_creator=None if scale is None else scaled
-    )
+    with _gemm.rendered_once():
+        CppGemmTemplate.add_choices(
+            choices, layout, given, trans_w=True, epilogue_creator=None if scale is None else scaled
+        )
     made = autotune_select_algorithm("exporter_product", choices, given, layout)
     return made[0] if isinstance(made, tuple) else made  # torch 2.14 returns the choice too
 
