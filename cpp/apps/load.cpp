@@ -30,9 +30,11 @@ std::vector<c10::Stream> make_streams(at::Device device, int count) {
 /// What the threads of all works share.
 struct Crowd {
   std::barrier<> ready;
-  std::atomic<int> busy;  ///< threads that have yet to make their calls
+  std::atomic<int> awaited;  ///< threads that must make their calls before any thread stops
 
-  explicit Crowd(int threads) : ready(threads), busy(threads) {}
+  /// The calls of one artifact may end at different times, those of several load the machine
+  /// together until the end.
+  Crowd(int threads, std::size_t works) : ready(threads), awaited(works > 1 ? threads : 0) {}
 };
 
 /// The calls of one thread.
@@ -43,9 +45,9 @@ struct Caller {
   std::exception_ptr error;
 
   /// Makes untimed calls before the crowd is ready, because the first calls of a thread, a stream
-  /// and a runner are slow. Then makes `runs` timed calls, and more as long as others have yet to
-  /// make theirs. The first is due `wait` after the start, and each of the others `period` after
-  /// the one before; zero makes them without pauses. Stops after the first failed call.
+  /// and a runner are slow. Then makes `runs` timed calls, and more as long as others are awaited.
+  /// The first is due `wait` after the start, and each of the others `period` after the one before;
+  /// zero makes them without pauses. Stops after the first failed call.
   void call(const Work& work, int runs, std::optional<c10::Stream> stream, Crowd& crowd,
             Clock::duration wait, Clock::duration period) {
     const c10::OptionalStreamGuard guard(stream);
@@ -53,14 +55,14 @@ struct Caller {
     samples.clear();
     crowd.ready.arrive_and_wait();
     begin = Clock::now() + wait;
-    for (int i = 0; !error && (i < runs || crowd.busy > 0); ++i) {
+    for (int i = 0; !error && (i < runs || crowd.awaited > 0); ++i) {
       const bool paced = period > Clock::duration::zero();
       const auto start = paced ? begin + i * period : Clock::now();
       if (paced) std::this_thread::sleep_until(start);
       time(work, stream, start);
-      if (i == runs - 1) --crowd.busy;
+      if (i == runs - 1) --crowd.awaited;
     }
-    if (samples.size() < static_cast<std::size_t>(runs)) --crowd.busy;  // it has failed
+    if (samples.size() < static_cast<std::size_t>(runs)) --crowd.awaited;  // it has failed
     end = Clock::now();
   }
 
@@ -96,7 +98,7 @@ Load summed(const std::vector<Caller>& callers) {
 }  // namespace
 
 std::vector<Load> run_load(const std::vector<Work>& works, int callers, int streams, int runs) {
-  Crowd crowd(callers * static_cast<int>(works.size()));
+  Crowd crowd(callers * static_cast<int>(works.size()), works.size());
   std::vector<std::vector<Caller>> all(works.size(),
                                        std::vector<Caller>(static_cast<std::size_t>(callers)));
   std::vector<std::thread> running;

@@ -19,11 +19,11 @@ struct Work {
   double calls_per_s = 0;  ///< of all callers together, at even intervals; 0: without pauses
 };
 
-/// Calls each artifact at least `runs` times from each of `callers` threads of its own, after a few
-/// untimed calls per thread, and until all of them have been called that often. A call at even
-/// intervals is timed from the moment when it was due, even if its thread was still busy. On a GPU
-/// the threads of an artifact share `streams` streams, and each waits for its stream after each
-/// call. Rethrows the error of a failed call.
+/// Calls each artifact `runs` times from each of `callers` threads of its own, after a few untimed
+/// calls per thread. With several artifacts, threads go on until all have made that many calls. A
+/// call at even intervals is timed from the moment when it was due, even if its thread was still
+/// busy. On a GPU the threads of an artifact share `streams` streams, and each waits for its stream
+/// after each call. Rethrows the error of a failed call.
 std::vector<Load> run_load(const std::vector<Work>& works, int callers, int streams, int runs);
 
 }  // namespace exporter::app

@@ -23,6 +23,10 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators inductor compiles itself
 
 
+class NothingToQuantize(ExportError):
+    """torchao found no layer in an exported graph, perhaps because the graph lacks metadata."""
+
+
 def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn.Module, str]:
     """Return a copy whose Linear layers hold int8 weights and quantize their inputs at each call, and a note.
 
@@ -67,8 +71,8 @@ def pt2e(
     accurate. With `narrow`, inputs take 7 bits: a CPU without VNNI adds two products in 16 bits, which 8-bit inputs
     would overflow. The layers in `kept` stay as they are.
 
-    Raise MissingDependency without torchao, ExportError if there is nothing to quantize, and ValueError or IndexError
-    if the graph has to be exported strictly.
+    Raise MissingDependency without torchao, NothingToQuantize if there is nothing to quantize, and ValueError or
+    IndexError if the graph has to be exported strictly; with torch 2.11, that is NothingToQuantize too.
     """
     import torch
 
@@ -90,7 +94,7 @@ def pt2e(
             prepared(*inputs)
         converted = convert_pt2e(prepared)
     if not any("dequantize" in str(node.target) for node in converted.graph.nodes):
-        raise ExportError("torchao found nothing to quantize in the exported graph", "choose bf16, or onnx@int8")
+        raise NothingToQuantize("torchao found nothing to quantize in the exported graph", "choose bf16, or onnx@int8")
     return flattening.FlatGraph(converted)
 
 

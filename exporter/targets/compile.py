@@ -215,7 +215,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
             layer_names.require_known(program.module, options.keep_float)
         whole = program.exported.module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, options.portable, options.keep_float)
-    except (ValueError, IndexError):  # it needs metadata that only a strict export records
+    except (ValueError, IndexError, _int8.NothingToQuantize):  # it needs metadata that only a strict export records
         graph = capture.export_program(program.module, program.example, program.function, strict=True)
         quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable, options.keep_float)
     return program.capture(quantized)

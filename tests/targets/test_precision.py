@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ from exporter.core.parity_records import Tolerance
 from exporter.core.records import Manifest
 from exporter.core.size_range import Range
 from exporter.evidence import golden, make_golden, parity
-from exporter.model import precision
+from exporter.model import capture, precision
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.targets import Options, Variant, _int8
+from exporter.targets import compile as compiled
 
 
 class Scaled(torch.nn.Module):
@@ -378,3 +380,26 @@ def test_an_int8_failure_reports_the_cosine() -> None:
 def test_tf32_needs_a_gpu(run: Run) -> None:
     with pytest.raises(UsageError, match="NVIDIA"):
         run("tiny:mlp", "trace@tf32")
+
+
+def test_int8_exports_strictly_if_a_graph_lacks_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch 2.11, torchao finds no layers in a graph that was not exported strictly."""
+    module, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    plain = torch.export.export(module, (x,))
+    asked: list[bool] = []
+
+    def quantize(*_: object) -> str:
+        if not asked:
+            raise _int8.NothingToQuantize("nothing", "")
+        return "quantized"
+
+    def export_program(*_: object, strict: bool) -> torch.export.ExportedProgram:
+        asked.append(strict)
+        return plain
+
+    monkeypatch.setattr(_int8, "pt2e", quantize)
+    monkeypatch.setattr(capture, "export_program", export_program)
+    known = {"module": module, "example": (x,), "samples": [(x,)], "exported": plain}
+    program = SimpleNamespace(part_of=None, function=None, capture=lambda one: one, **known)
+    found: object = compiled._graph(program, Options(precision="int8"))  # type: ignore[arg-type]
+    assert (found, asked) == ("quantized", [True])

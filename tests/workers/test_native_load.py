@@ -23,7 +23,7 @@ def bench(bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_callers_make_the_given_share_of_their_highest_throughput(made_bundle: Path) -> None:
     done = bench(made_bundle, "--callers", "2", "--load", "20", "--runs", "100", "--windows", "4", "--json")
     answer = json.loads(done.stdout)
-    assert 800 <= answer["calls"] < 880  # callers go on until all have made theirs
+    assert answer["calls"] == 800
     # Pauses only get longer on a busy machine.
     assert answer["calls_per_s"] < 0.25 * answer["highest_calls_per_s"]
 
