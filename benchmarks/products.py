@@ -61,7 +61,7 @@ class Convolutions(nn.Module):
 def main() -> None:
     """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=["linear", "int8", "convolutions"], nargs="*", default=["linear"])
+    parser.add_argument("work", choices=["linear", "int8", "convolutions", "all"], nargs="?", default="linear")
     parser.add_argument("--threads", type=int, default=environment.usable_cpus())
     parser.add_argument("--calls", type=int, default=30)
     arguments = parser.parse_args()
@@ -70,8 +70,8 @@ def main() -> None:
     settings: Any = config
     print(f"{environment.cpu_name()}, {arguments.threads} threads, torch {torch.__version__}")
     with torch.no_grad(), settings.patch({"freezing": True, "cpp.dynamic_threads": True, "force_disable_caches": True}):
-        for work in arguments.work:
-            for label, compiled, x in {"linear": linear, "int8": int8, "convolutions": convolutions}[work]():
+        for work in (linear, int8, convolutions):
+            for label, compiled, x in work() if arguments.work in (work.__name__, "all") else ():
                 times = time_in_turn(compiled, x, arguments.calls)
                 theirs, ours = (stats.median(times[way]) for way in WAYS)
                 print(f"{label}: oneDNN {theirs:.2f} ms, exporter {ours:.2f} ms, {theirs / ours:.2f}x", flush=True)

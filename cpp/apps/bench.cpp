@@ -95,9 +95,10 @@ nlohmann::ordered_json to_json(const Options& options, const Artifact& artifact,
 /// state.
 void require_callers(const Artifact& artifact, const Options& options) {
   if (options.callers == 1 || !artifact.contract().keeps_state()) return;
-  throw Error(ErrorKind::usage, options.artifact.string() +
-                                    " keeps its state, so it serves one caller: omit --callers, " +
-                                    "or export it with --state inputs");
+  throw Error(ErrorKind::usage,
+              options.artifact.string() +
+                  " keeps its state, so it serves one caller: give --callers 1, " +
+                  "or export it with --state inputs");
 }
 
 /// An artifact that is warm, and how it became so.
@@ -184,21 +185,29 @@ int bench_load(const std::vector<Warm>& all) {
   return 0;
 }
 
-/// Returns the options for the artifact beside the first one.
+/// Returns the options for the artifact beside the first one. Throws Error if there is none, or no
+/// golden.
 Options beside(Options options) {
   options.artifact = options.beside;
   options.golden = golden_of(options.artifact);
   options.has_default_golden = true;
   options.open.sha256.clear();
+  inspect(options.artifact);
+  if (!std::filesystem::exists(options.golden)) {
+    throw Error(ErrorKind::golden,
+                options.artifact.string() + " has no golden beside it, " + options.golden.string() +
+                    ": use its bundle, because --golden is the first artifact's");
+  }
   return options;
 }
 
 }  // namespace
 
 int bench(const Options& options) {
+  std::vector<Options> each{options};
+  if (!options.beside.empty()) each.push_back(beside(options));
   std::vector<Warm> all;
-  all.push_back(Warm::make(options));
-  if (!options.beside.empty()) all.push_back(Warm::make(beside(options)));
+  for (const Options& one : each) all.push_back(Warm::make(one));
   if (options.callers > 1 || options.load > 0 || all.size() > 1) return bench_load(all);
   const Warm& warm = all.front();
   std::vector<std::vector<double>> windows;

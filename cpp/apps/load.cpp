@@ -60,7 +60,7 @@ struct Caller {
       const auto start = paced ? begin + i * period : Clock::now();
       if (paced) std::this_thread::sleep_until(start);
       time(work, stream, start);
-      if (i == runs - 1) --crowd.awaited;
+      if (i == runs - 1 && !error) --crowd.awaited;
     }
     if (samples.size() < static_cast<std::size_t>(runs)) --crowd.awaited;  // it has failed
     end = Clock::now();
@@ -101,10 +101,12 @@ std::vector<Load> run_load(const std::vector<Work>& works, int callers, int stre
   Crowd crowd(callers * static_cast<int>(works.size()), works.size());
   std::vector<std::vector<Caller>> all(works.size(),
                                        std::vector<Caller>(static_cast<std::size_t>(callers)));
+  std::vector<std::vector<c10::Stream>> pools;
+  for (const Work& work : works) pools.push_back(make_streams(work.artifact.device(), streams));
   std::vector<std::thread> running;
   for (std::size_t at = 0; at < works.size(); ++at) {
     const Work& work = works[at];
-    const auto shared = make_streams(work.artifact.device(), streams);
+    const auto& shared = pools[at];
     const auto between = std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(work.calls_per_s > 0 ? 1 / work.calls_per_s : 0));
     for (std::size_t i = 0; i < all[at].size(); ++i) {

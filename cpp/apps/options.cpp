@@ -164,9 +164,11 @@ class CommandLine {
                "first; they then call at even intervals, and a call is timed from when it was due")
         ->needs("--callers");
     command
-        ->add_option("--beside", beside_,
-                     "another artifact in a bundle, which as many callers call at the same time, "
-                     "in the same process; one report follows the other")
+        ->add_option(
+            "--beside", beside_,
+            "another artifact in a bundle, which as many callers call at the same time, "
+            "in the same process; one report follows the other, and --golden and --sha256 are "
+            "the first one's")
         ->type_name("FILE")
         ->needs("--callers");
     add_number(command, "--streams", options_.streams, 1, 32,

@@ -33,7 +33,8 @@ def points() -> list[EntryPoint]:
     return list(_points_in(tuple((folder, _changed_at(folder)) for folder in sys.path), entry_points))
 
 
-@functools.lru_cache(maxsize=1)  # reading the metadata of all distributions takes tens of milliseconds
+# Reading the metadata of all distributions takes tens of milliseconds. `find` is in the key because tests replace it.
+@functools.lru_cache(maxsize=1)
 def _points_in(folders: tuple[tuple[str, int], ...], find: Callable[..., EntryPoints]) -> tuple[EntryPoint, ...]:
     return tuple(find(group=GROUP))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from exporter.targets import _convolutions, _gemm, _inductor
 if TYPE_CHECKING:
     import torch
 
-TILES = 48  # fewer in each image of the example are left to the library: transformed filters are 16/9 as large
+TILES = 49  # fewer in each image of the example are left to the library: transformed filters are 16/9 as large
 CACHE = 0.5  # the part of the L2 cache that a block of tiles may fill
 LINE = 16  # floats of a cache line. The rows of a block are padded by one, so that they do not evict each other
 PLACES = 16  # in a tile
@@ -242,7 +243,8 @@ def _lowering(kind: Any, transformed: Transformed, others: int, lower: Any) -> A
     def lowered(x: Any, *args: Any) -> Any:
         other, rest = args[:others], args[others:]
         weight, bias, padding, stride, dilation, groups, *added, activation, scalars, algorithm = rest
-        padding, block, layout = [*padding] * (3 - len(padding)), _block(), None
+        padding = [*padding, *padding][:2]
+        block, layout = _block(), None
         if block and added in ([], ["add", None], ["add", 1]) and {*stride, *dilation, groups} == {1}:
             layout = _layout(x, weight, padding, block)
         if block is None or layout is None or not all(_alike(one, layout) for one in other):
@@ -267,8 +269,8 @@ class Transformed:
     """The transformed filters of the graphs that are compiled. Convolutions with equal filters share them."""
 
     def __init__(self) -> None:
-        self._made: dict[Any, dict[str, Any]] = {}  # by graph and the hash of the filters
-        self._uses: collections.Counter[tuple[Any, str]] = collections.Counter()  # by graph and constant
+        self._made: Any = weakref.WeakKeyDictionary()  # constants by graph and the hash of the filters
+        self._uses: Any = weakref.WeakKeyDictionary()  # the number of uses by graph and constant
 
     def of(self, weight: Any, block: tuple[int, int]) -> Any:
         """Return a constant [panel, place, input channel, column] for the filters.
@@ -287,8 +289,9 @@ class Transformed:
             key = f"{[*dense.shape]} {hashlib.sha256(dense.numpy()).hexdigest()}"
             if key not in made:
                 made[key] = graph.add_tensor_constant(_transform(dense, block[1]), name=f"{name}_winograd")
-        self._uses[graph, name] += 1
-        _inductor.forget(weight, self._uses[graph, name])
+        uses = self._uses.setdefault(graph, collections.Counter())
+        uses[name] += 1
+        _inductor.forget(weight, uses[name])
         return made[key]
 
 

@@ -109,13 +109,14 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
     patches = (recurrent.looped(), _objects.reused(), *right)
     with contextlib.ExitStack() as changed:
-        for patch in (*patches, _inductor.falling_back(options.fallback, program.part_of is None)):
+        for patch in patches:
             changed.enter_context(patch)
         if options.device == "cpu" and options.precision in ("fp32", "int8", *SMALL_WEIGHTS):
             changed.enter_context(_gemm.compiled())
             changed.enter_context(_winograd.compiled())
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
+        changed.enter_context(_inductor.falling_back(options.fallback, program.part_of is None))
         if program.entries:
             graphs = {_specialized.name(size): _graph(entry, options) for size, entry in program.entries.items()}
             _write(graphs, path, _settings(next(iter(graphs.values())), options))
@@ -215,8 +216,13 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
             layer_names.require_known(program.module, options.keep_float)
         whole = program.exported.module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, options.portable, options.keep_float)
-    except (ValueError, IndexError, _int8.NothingToQuantize):  # it needs metadata that only a strict export records
-        graph = capture.export_program(program.module, program.example, program.function, strict=True)
+    except (ValueError, IndexError, _int8.NothingToQuantize) as error:  # perhaps it lacks what a strict export records
+        try:
+            graph = capture.export_program(program.module, program.example, program.function, strict=True)
+        except ExportError:
+            if isinstance(error, _int8.NothingToQuantize):
+                raise error from None
+            raise
         quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable, options.keep_float)
     return program.capture(quantized)
 

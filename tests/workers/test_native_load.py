@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -48,9 +49,19 @@ def test_two_artifacts_in_one_process(made_bundle: Path) -> None:
     assert all(one["calls_per_s"] < 0.4 * one["highest_calls_per_s"] for one in (first, second))
 
 
-def test_another_artifact_needs_callers_and_a_file(made_bundle: Path) -> None:
+def test_both_artifacts_are_called_until_the_end(made_bundle: Path) -> None:
+    """The faster one goes on until the slower one has made its calls."""
+    options = ("--callers", "1", "--runs", "200", "--windows", "1", "--json")
+    done = bench(made_bundle, *options, "--beside", str(made_bundle / "exported.pt2"))
+    calls = [json.loads(line)["calls"] for line in done.stdout.splitlines()]
+    assert (min(calls), max(calls) > 200) == (200, True)
+
+
+def test_another_artifact_needs_callers_a_file_and_a_golden(made_bundle: Path, tmp_path: Path) -> None:
     done = bench(made_bundle, "--beside", str(made_bundle / "script.pt"))
     assert (done.returncode, "--beside requires --callers" in done.stderr) == (2, True)
     done = bench(made_bundle, "--callers", "1", "--beside", str(made_bundle / "no.pt"))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no.pt" in done.stderr
+    assert (done.returncode, done.stderr.count("\n"), "no.pt" in done.stderr) == (1, 1, True)
+    alone = shutil.copy(made_bundle / "script.pt", tmp_path)
+    done = bench(made_bundle, "--callers", "1", "--beside", alone)
+    assert (done.returncode, "use its bundle, because --golden is the first artifact's" in done.stderr) == (1, True)
