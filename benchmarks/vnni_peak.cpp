@@ -17,13 +17,19 @@ int main() {
     {
       threads = 1;
       const __m512i x = _mm512_set1_epi32(3), y = _mm512_set1_epi32(5);
-      __m512i sums[kSums] = {};
+      __m512i sums[kSums];
+#pragma GCC unroll 16
+      for (int n = 0; n < kSums; ++n) sums[n] = _mm512_set1_epi32(n);
       for (long i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 16
-        for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, x, y);
+        for (int n = 0; n < kSums; ++n) {
+          sums[n] = _mm512_dpbusd_epi32(sums[n], x, y);
+          asm volatile("" : "+v"(sums[n]));  // keeps the compiler from simplifying the sum
+        }
       }
       volatile int kept = 0;
-      for (const __m512i& sum : sums) kept = kept + _mm512_reduce_add_epi32(sum);
+#pragma GCC unroll 16
+      for (int n = 0; n < kSums; ++n) kept = kept + _mm512_reduce_add_epi32(sums[n]);
     }
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(threads * kRounds * kSums * kProducts) / spent.count());
