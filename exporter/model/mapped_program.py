@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 
 def load(file: Path) -> torch.export.ExportedProgram:
@@ -29,7 +30,33 @@ def read(file: Path) -> torch.export.ExportedProgram:
     for held in (program.state_dict, program.constants):
         for name in held.keys() & set(program.graph_signature.buffers):
             held[name] = held[name].clone()
+    if TorchVersion(torch.__version__) < "2.14":
+        add_hints(program)
     return program
+
+
+def add_hints(program: torch.export.ExportedProgram) -> None:
+    """Record the example's value of each symbol, which a program that was read lacks where only multiples are sizes.
+
+    Before torch 2.14, inductor cannot freeze the weights of such a program.
+    """
+    for node in program.graph.find_nodes(op="placeholder"):
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt):
+                _add_hint(size.node)
+
+
+def _add_hint(size: Any) -> None:
+    known: Any = size.shape_env.backed_var_to_val
+    values = {symbol: value for symbol, value in known.items() if symbol.is_Symbol}
+    unknown = [symbol for symbol in size.expr.free_symbols if symbol not in values]
+    if len(unknown) != 1 or size.hint is None:
+        return
+    (symbol,) = unknown
+    expression = size.expr.subs(values)
+    slope, rest = expression.diff(symbol), expression.subs(symbol, 0)
+    if slope.is_Integer and slope != 0 and ((size.hint - rest) / slope).is_Integer:
+        known[symbol] = (size.hint - rest) / slope
 
 
 class _Mapped:

@@ -42,3 +42,17 @@ def test_a_written_buffer_does_not_share_memory(load: Load, tmp_path: Path) -> N
     assert (bytes(1)[0], bytes([1])[0]) == (0, 1)  # Python has one object for each
     assert file.read_bytes() == before
     assert load(file).module()(x)[0] == -1
+
+
+def test_a_symbol_of_which_sizes_are_multiples_has_the_value_of_the_example(tmp_path: Path) -> None:
+    """Without it, torch 2.11 cannot compile the program that was read."""
+    eighth = torch.export.Dim("eighth", min=1, max=8)
+    sizes = ({0: torch.export.Dim("batch", max=8), 1: 8 * eighth - 2},)
+    program = torch.export.export(nn.Linear(4, 4), (torch.randn(3, 14, 4),), dynamic_shapes=sizes)
+    torch.export.save(program, tmp_path / "net.pt2")
+    read = torch.export.load(tmp_path / "net.pt2")
+    mapped_program.add_hints(read)
+    (x,) = [node.meta["val"] for node in read.graph.nodes if node.name == "input"]
+    known = x.shape[1].node.shape_env.backed_var_to_val
+    (symbol,) = x.shape[1].node.expr.free_symbols
+    assert known[symbol] == 2
