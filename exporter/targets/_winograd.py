@@ -339,9 +339,7 @@ def _hint(size: Any) -> int:
     """Return a size of the example, or that of a typical image if it depends on data."""
     from torch._inductor.virtualized import V
 
-    sizes: Any = V.graph.sizevars
-    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint  # torch 2.11 has the latter
-    return int(hint(size, fallback=32))
+    return int(V.graph.sizevars.optimization_hint(size, fallback=32))
 
 
 def _alike(other: Any, layout: Any) -> bool:
