@@ -1,8 +1,8 @@
 """Time exporter's kernels for packages beside oneDNN's: products of matrices and convolutions.
 
 Both are compiled by inductor, in one process, and called in turn. `linear` has linear layers of BERT's sizes in float32
-by the number of rows, `int8` the same with quantized weights and inputs, and `convolutions` those of ResNet-18 with
-3x3 pixels and a stride of 1, by the batch.
+by the number of rows, `int8` the same with quantized weights and inputs, `convolutions` those of ResNet-18 with 3x3
+pixels and a stride of 1, by the batch, and `int8-convolutions` these in int8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._inductor import config
 
 from exporter.core import environment
 from exporter.evidence import stats
-from exporter.targets import _gemm, _int8, _winograd
+from exporter.targets import _gemm, _int8, _int8_convolutions, _winograd
 
 ROWS = (2, 4, 14, 32, 128, 512, 4096)
 IMAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and pixels in each direction
@@ -61,7 +61,7 @@ class Convolutions(nn.Module):
 def main() -> None:
     """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=["linear", "int8", "convolutions", "all"], nargs="?", default="linear")
+    parser.add_argument("work", choices=[*WORK, "all"], nargs="?", default="linear")
     parser.add_argument("--threads", type=int, default=environment.usable_cpus())
     parser.add_argument("--calls", type=int, default=30)
     arguments = parser.parse_args()
@@ -70,8 +70,8 @@ def main() -> None:
     settings: Any = config
     print(f"{environment.cpu_name()}, {arguments.threads} threads, torch {torch.__version__}")
     with torch.no_grad(), settings.patch({"freezing": True, "cpp.dynamic_threads": True, "force_disable_caches": True}):
-        for work in (linear, int8, convolutions):
-            for label, compiled, x in work() if arguments.work in (work.__name__, "all") else ():
+        for name, work in WORK.items():
+            for label, compiled, x in work() if arguments.work in (name, "all") else ():
                 times = time_in_turn(compiled, x, arguments.calls)
                 theirs, ours = (stats.median(times[way]) for way in WAYS)
                 print(f"{label}: oneDNN {theirs:.2f} ms, exporter {ours:.2f} ms, {theirs / ours:.2f}x", flush=True)
@@ -123,6 +123,21 @@ def convolutions() -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
             yield f"{batch} x {channels} channels of {pixels}x{pixels}", compiled, x
 
 
+def int8_convolutions() -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
+    """Yield a label, what is compiled for a batch of images, and an input."""
+    for channels, pixels in IMAGES:
+        for batch in BATCHES:
+            x = torch.randn(batch, channels, pixels, pixels)
+
+            def quantized(x: torch.Tensor = x) -> nn.Module:
+                model = make_convolutions(x.shape[1])
+                graph: Any = torch.export.export(model, (x,)).module(check_guards=False)
+                return _int8.pt2e(graph, [(x,)])
+
+            compiled = {way: compile_for(way, quantized, x) for way in WAYS}
+            yield f"{batch} x {channels} channels of {pixels}x{pixels} in int8", compiled, x
+
+
 def compile_for(way: str, make: Callable[[], nn.Module], example: torch.Tensor, dynamic: bool = False) -> Any:
     """Return the compiled module, with its code generated."""
     torch._dynamo.reset()
@@ -134,8 +149,17 @@ def compile_for(way: str, make: Callable[[], nn.Module], example: torch.Tensor, 
         if way == "exporter":
             changed.enter_context(_gemm.compiled())
             changed.enter_context(_winograd.compiled())
+            changed.enter_context(_int8_convolutions.compiled())
         run(example)
     return run
+
+
+WORK = {
+    "linear": linear,
+    "int8": int8,
+    "convolutions": convolutions,
+    "int8-convolutions": int8_convolutions,
+}
 
 
 if __name__ == "__main__":

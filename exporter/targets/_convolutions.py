@@ -5,13 +5,17 @@ Weights are packed for dynamic sizes, and additions in place and biases with str
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exporter.targets import _inductor
 
 if TYPE_CHECKING:
+    import torch
     from torch import fx
 
 
@@ -95,12 +99,53 @@ def packing() -> Iterator[None]:
     def then_pack(gm: fx.GraphModule, inputs: Any) -> None:
         passes(gm, inputs)
         pack(gm)
+        pack_int8(gm)
 
     settings.freezing_passes, lowering.is_contiguous_storage_and_layout = then_pack, lambda x: False
     try:
         yield
     finally:
         settings.freezing_passes, lowering.is_contiguous_storage_and_layout = passes, is_contiguous
+
+
+class Filters:
+    """The constant filters of the graphs that are compiled, as kernels read them. Equal ones are stored once."""
+
+    def __init__(self) -> None:
+        self._made: Any = weakref.WeakKeyDictionary()  # constants by graph and the hash of the filters
+        self._uses: Any = weakref.WeakKeyDictionary()  # the number of uses by graph and constant
+
+    @staticmethod
+    def dense(weight: Any) -> torch.Tensor:
+        """Return the filters of a convolution that inductor lowers, without oneDNN's layout."""
+        import torch
+        from torch._inductor.virtualized import V
+
+        modes: Any = torch.utils._python_dispatch
+        filters: Any = V.graph.constants[weight.get_name()]
+        with modes._disable_current_modes():
+            found: torch.Tensor = (filters.to_dense() if filters.is_mkldnn else filters).detach().contiguous()
+        return found
+
+    def of(self, weight: Any, kernel: str, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """Return a constant with what `convert` makes of the filters for a kernel.
+
+        If nothing else uses the filters themselves, leave them out of the package.
+        """
+        import torch
+        from torch._inductor.virtualized import V
+
+        graph: Any = V.graph
+        modes: Any = torch.utils._python_dispatch
+        name, made, dense = weight.get_name(), self._made.setdefault(graph, {}), self.dense(weight)
+        with modes._disable_current_modes():
+            key = f"{kernel} {[*dense.shape]} {hashlib.sha256(dense.numpy().tobytes()).hexdigest()}"
+            if key not in made:
+                made[key] = graph.add_tensor_constant(convert(dense), name=f"{name}_{kernel}")
+        uses = self._uses.setdefault(graph, collections.Counter())
+        uses[name] += 1
+        _inductor.forget(weight, uses[name])
+        return made[key]
 
 
 def pack(gm: fx.GraphModule) -> int:
@@ -121,6 +166,32 @@ def pack(gm: fx.GraphModule) -> int:
         node.update_arg(1, done[key])
     gm.recompile()
     return len(done)
+
+
+def pack_int8(gm: fx.GraphModule) -> int:
+    """Tell the packing of int8 weights the sizes of the example, where the sizes are dynamic; return their number."""
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return 0
+    onednn: Any = torch.ops.onednn
+    found = 0
+    for node in gm.graph.nodes:
+        if node.target not in (onednn.qconv_prepack, onednn.qconv_prepack.default) or node.args[-1] is not None:
+            continue
+        (user,) = {one.args[0] for one in node.users}  # the quantized inputs of its convolutions
+        shape = getattr(user.meta.get("val", user.meta.get("tensor_meta")), "shape", None)
+        if shape is not None:
+            node.update_arg(len(node.args) - 1, [_hint(size) for size in shape])
+            found += 1
+    gm.recompile()
+    return found
+
+
+def strides_of(sizes: Sequence[Any]) -> list[Any]:
+    """Return the strides of images of these sizes, channels last."""
+    _, channels, height, width = sizes
+    return [height * width * channels, 1, width * channels, channels]
 
 
 def _hint(size: Any) -> int:

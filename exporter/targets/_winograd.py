@@ -14,10 +14,8 @@ This file is long because it contains the kernel in C++.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import hashlib
-import weakref
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -222,16 +220,16 @@ def compiled() -> Iterator[None]:
     from torch._inductor import lowering
 
     table: Any = lowering.lowerings
-    kind, transformed = _kind(), Transformed()
+    kind, filters = _kind(), _convolutions.Filters()
     with contextlib.ExitStack() as changed:
         for operator, others in _convolutions.operators().items():
             if operator in table:
-                lower = _lowering(kind, transformed, others, table[operator])
+                lower = _lowering(kind, filters, others, table[operator])
                 changed.enter_context(_inductor.with_entry(table, operator, lower))
         yield
 
 
-def _lowering(kind: Any, transformed: Transformed, others: int, lower: Any) -> Any:
+def _lowering(kind: Any, filters: _convolutions.Filters, others: int, lower: Any) -> Any:
     """Return a lowering for a convolution to which `others` tensors, 0 or 1, are added.
 
     Inductor passes the input of the convolution first, to the operator in place too.
@@ -255,7 +253,8 @@ def _lowering(kind: Any, transformed: Transformed, others: int, lower: Any) -> A
         if any(image.get_stride()[1] != 1 for image in images):
             return lower(x, *args)
         biases = [] if bias is None else [ir.ExternKernel.require_contiguous(bias)]
-        inputs = [images[0], transformed.of(weight, block), *biases, *images[1:]]
+        transformed = filters.of(weight, "winograd", functools.partial(_transform, columns=block[1]))
+        inputs = [images[0], transformed, *biases, *images[1:]]
         made = kind(inputs, layout, block, activation == "relu", padding, bool(biases)).generate().output_node()
         V.graph.no_fuse_buffer_names.add(made.get_name())
         if activation in (None, "none", "relu"):
@@ -263,36 +262,6 @@ def _lowering(kind: Any, transformed: Transformed, others: int, lower: Any) -> A
         return ir.TensorBox.create(create_epilogue_with_attr(made, activation, scalars=scalars, algorithm=algorithm))
 
     return lowered
-
-
-class Transformed:
-    """The transformed filters of the graphs that are compiled. Convolutions with equal filters share them."""
-
-    def __init__(self) -> None:
-        self._made: Any = weakref.WeakKeyDictionary()  # constants by graph and the hash of the filters
-        self._uses: Any = weakref.WeakKeyDictionary()  # the number of uses by graph and constant
-
-    def of(self, weight: Any, block: tuple[int, int]) -> Any:
-        """Return a constant [panel, place, input channel, column] for the filters.
-
-        If nothing else uses the filters themselves, leave them out of the package.
-        """
-        import torch
-        from torch._inductor.virtualized import V
-
-        graph: Any = V.graph
-        modes: Any = torch.utils._python_dispatch
-        name, made = weight.get_name(), self._made.setdefault(graph, {})
-        filters = graph.constants[name]
-        with modes._disable_current_modes():
-            dense = (filters.to_dense() if filters.is_mkldnn else filters).detach().contiguous()
-            key = f"{[*dense.shape]} {hashlib.sha256(dense.numpy()).hexdigest()}"
-            if key not in made:
-                made[key] = graph.add_tensor_constant(_transform(dense, block[1]), name=f"{name}_winograd")
-        uses = self._uses.setdefault(graph, collections.Counter())
-        uses[name] += 1
-        _inductor.forget(weight, uses[name])
-        return made[key]
 
 
 def _transform(filters: torch.Tensor, columns: int) -> torch.Tensor:
@@ -322,8 +291,8 @@ def _layout(x: Any, weight: Any, padding: list[int], block: tuple[int, int]) -> 
     height, width = height + 2 * padding[0] - 2, width + 2 * padding[1] - 2
     if (_hint(height) + 1) // 2 * ((_hint(width) + 1) // 2) < TILES:
         return None
-    strides = [height * width * outputs, 1, width * outputs, outputs]
-    return ir.FixedLayout(x.get_device(), torch.float32, [images, outputs, height, width], strides)
+    made = [images, outputs, height, width]
+    return ir.FixedLayout(x.get_device(), torch.float32, made, _convolutions.strides_of(made))
 
 
 def _block() -> tuple[int, int] | None:

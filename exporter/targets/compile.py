@@ -39,9 +39,11 @@ from exporter.targets import (
     _gemm,
     _inductor,
     _int8,
+    _int8_convolutions,
     _objects,
     _package_entries,
     _packages,
+    _parallel_loops,
     _specialized,
     _steps_inductor,
     _stored_products,
@@ -107,13 +109,14 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
-    patches = (recurrent.looped(), _objects.reused(), *right)
+    patches = (recurrent.looped(), _objects.reused(), _parallel_loops.at_all_sizes(), *right)
     with contextlib.ExitStack() as changed:
         for patch in patches:
             changed.enter_context(patch)
         if options.device == "cpu" and options.precision in ("fp32", "int8", *SMALL_WEIGHTS):
             changed.enter_context(_gemm.compiled())
             changed.enter_context(_winograd.compiled())
+            changed.enter_context(_int8_convolutions.compiled())
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         changed.enter_context(_inductor.falling_back(options.fallback, program.part_of is None))
