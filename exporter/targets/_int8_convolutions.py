@@ -185,10 +185,12 @@ void convolve(
             Result<Types...> result = results;
             if (Shape::ADDS) result.other += n * OUTPUTS;
             result.to += n * OUTPUTS;
-            const uint8_t* image = input + n * INPUTS + first * Shape::ROW;
+            const uint8_t* image = input + n * INPUTS;
             if (FILLS) {
-                fill<Shape>(input + n * INPUTS, first, last + Shape::KERNEL_HEIGHT, filled.get());
+                fill<Shape>(image, first, last + Shape::KERNEL_HEIGHT, filled.get());
                 image = filled.get();
+            } else {
+                image += first * Shape::ROW;
             }
             const int64_t panel = part(PANELS, column, across), panels = part(PANELS, column + 1, across) - panel;
             for (int64_t task = 0; task < panels * (end - start); task++) {
@@ -392,7 +394,10 @@ def _constant(value: Any) -> Any:
     import torch
     from torch._inductor.virtualized import V
 
-    return torch.tensor(value) if isinstance(value, int | float) else V.graph.constants.get(value.get_name())
+    if isinstance(value, int | float):
+        return torch.tensor(value)
+    found = V.graph.constants.get(value.get_name())
+    return found if found is not None and [*found.shape] == [*value.get_size()] else None  # not a part of a constant
 
 
 def _is_dense(image: Any, order: Sequence[int]) -> bool:
