@@ -85,7 +85,6 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             shutil.copytree(loaded.parent, cache / loaded.parent.name, dirs_exist_ok=True)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         patch.setenv("EXPORTER_CACHE_GB", "0")  # tests change what builds artifacts
-        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # `make demo` compiles with the default
         here = Path(__file__).parent
         patch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)  # this source tree
         patch.setenv("PYTHONPATH", str(here), prepend=os.pathsep)  # jobs.py

@@ -179,10 +179,10 @@ def pack_int8(gm: fx.GraphModule) -> int:
     for node in gm.graph.nodes:
         if node.target not in (onednn.qconv_prepack, onednn.qconv_prepack.default) or node.args[-1] is not None:
             continue
-        (user,) = {one.args[0] for one in node.users}  # the quantized inputs of its convolutions
-        shape = getattr(user.meta.get("val", user.meta.get("tensor_meta")), "shape", None)
-        if shape is not None:
-            node.update_arg(len(node.args) - 1, [_hint(size) for size in shape])
+        inputs = {one.args[0] for one in node.users}  # of its convolutions
+        known = [one.meta.get("val", one.meta.get("tensor_meta")) for one in inputs]
+        if len(inputs) == 1 and known[0] is not None:
+            node.update_arg(len(node.args) - 1, [_hint(size) for size in known[0].shape])
             found += 1
     gm.recompile()
     return found

@@ -1,9 +1,9 @@
 """Convolutions of bytes for packages on x86 CPUs with AVX512-VNNI and without AMX.
 
-oneDNN, which inductor calls for them, takes 0.05 ms for each call beside the arithmetic. Here the arithmetic is in the
-package. The bytes of a row of the kernel are adjacent in an image with the channels last, so that they are multiplied
-like a row of a matrix, in steps of four. Borders are filled with the input's zero point. Sums are exact; they are
-scaled, added to, rectified and quantized in registers.
+oneDNN, which inductor calls for them, spends time on each call beside the arithmetic. Here the arithmetic is in the
+package (`benchmarks/products.py int8-convolutions`). The bytes of a row of the kernel are adjacent in an image with the
+channels last, so that they are multiplied like a row of a matrix, in steps of four. Borders are filled with the input's
+zero point. Sums are exact; they are scaled, added to, rectified and quantized in registers.
 
 This file is long because it contains the kernel in C++.
 """
@@ -58,7 +58,8 @@ inline void store(__m512 value, float* to) {
 
 template <typename Shape>
 inline void store(__m512 value, uint8_t* to) {
-    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(value, _mm512_set1_ps(Shape::INVERSE)));
+    const __m512 scaled = _mm512_min_ps(_mm512_mul_ps(value, _mm512_set1_ps(Shape::INVERSE)), _mm512_set1_ps(255));
+    const __m512i rounded = _mm512_cvtps_epi32(scaled);
     const __m512i placed = _mm512_add_epi32(rounded, _mm512_set1_epi32(Shape::OUTPUT_ZERO));
     const __m512i positive = _mm512_max_epi32(placed, _mm512_setzero_si512());
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtusepi32_epi8(positive));
@@ -154,7 +155,7 @@ inline void fill(const uint8_t* image, int64_t first, int64_t end, uint8_t* to) 
     }
 }
 
-// The part of `all` that a thread takes.
+// Where the part of `all` that a thread takes begins.
 inline int64_t part(int64_t all, int64_t thread, int64_t threads) { return all * thread / threads; }
 
 // The weights are laid out as [panel of COLUMNS output channels][row of the kernel][step][output channel][byte].
@@ -214,9 +215,11 @@ void convolve(
 #endif
 """
 CALL = r"""
+namespace { // so that no other package shares the functions for this shape
 struct @name@_shape {
     @shape@
 };
+} // namespace
 
 extern "C"
 @signature@
@@ -288,7 +291,8 @@ def compiled() -> Iterator[None]:
     """Let inductor compute int8 convolutions by this kernel within the context, where it applies.
 
     They need a CPU with AVX512-VNNI and without AMX, quantized inputs in uint8, an output in uint8 or float32, images
-    of static size, one group, no dilation, and output channels that fill COLUMNS each time.
+    of static size, one group, no dilation, output channels that fill COLUMNS each time, constant weights, scales and
+    biases, and no activation but ReLU.
     """
     import torch._inductor.compile_fx  # first, because its modules import each other
 
@@ -311,9 +315,11 @@ def compiled() -> Iterator[None]:
 
 def _lowering(kind: Any, filters: _convolutions.Filters, operator: Any, lower: Any) -> Any:
     """Return a lowering by the kernel where it applies."""
+    import torch
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
+    modes: Any = torch.utils._python_dispatch
     names = [argument.name for argument in operator._schema.arguments]
 
     def lowered(*args: Any) -> Any:
@@ -322,6 +328,9 @@ def _lowering(kind: Any, filters: _convolutions.Filters, operator: Any, lower: A
         if found is None:
             return lower(*args)
         x, weight, other = given["qx"], given["qw"], given.get("qaccum")
+        sizes = [x.get_size()[0], *found.output]
+        if other is not None and not all(map(V.graph.sizevars.statically_known_equals, other.get_size(), sizes)):
+            return lower(*args)
         images = [one for one in (x, other) if one is not None]
         for one in images:
             one.realize()
@@ -331,8 +340,8 @@ def _lowering(kind: Any, filters: _convolutions.Filters, operator: Any, lower: A
         ]
         if not all(_is_dense(one, order) for one, order in zip(images, orders, strict=False)):
             return lower(*args)
-        numbers = [V.graph.add_tensor_constant(one) for one in _numbers(given, filters.dense(weight))]
-        sizes = [x.get_size()[0], *found.output]
+        with modes._disable_current_modes():
+            numbers = [V.graph.add_tensor_constant(one) for one in _numbers(given, filters.dense(weight))]
         layout = ir.FixedLayout(x.get_device(), given["output_dtype"], sizes, _convolutions.strides_of(sizes))
         inputs = [images[0], filters.of(weight, "vnni", panels), *numbers, *images[1:]]
         made = kind(inputs, layout, found).generate().output_node()
@@ -356,20 +365,22 @@ def _convolution(given: dict[str, Any]) -> Convolution | None:
         or (other is not None and other.get_dtype() not in types)
         or dtype not in types
         or {given["groups"], *given["dilation"]} != {1}
-        or (other is not None and (given["binary_attr"], given["alpha"] or 1) != ("sum", 1))
+        or (other is not None and (given["binary_attr"] != "sum" or given["alpha"] not in (None, 1)))
         or activation not in (None, "none", "relu")
     ):
         return None
     filters = _constant(weight)
+    if filters is None or len(filters) % COLUMNS:
+        return None
     zeros, scale, zero = _constant(given["w_zero_point"]), _constant(given["x_scale"]), _constant(given["x_zero_point"])
     image = [int(size) for size in x.get_size()[1:] if isinstance(size, int) or size.is_Integer]
     constant = [_constant(given[name]) for name in ("w_scale", "bias") if given[name] is not None]
-    if len(image) < 3 or any(one is None for one in (filters, zeros, scale, zero, *constant)) or bool(zeros.any()):
+    if len(image) < 3 or any(one is None for one in (zeros, scale, zero, *constant)) or bool(zeros.any()):
         return None
     outputs, inputs, *kernel = map(int, filters.shape)
     stride, padding = ([*given[name], *given[name]][:2] for name in ("stride", "padding"))
     size = [(image[1 + at] + 2 * padding[at] - kernel[at]) // stride[at] + 1 for at in (0, 1)]
-    if outputs % COLUMNS or inputs != image[0] or min(size) < 1:
+    if inputs != image[0] or min(size) < 1:
         return None
     added = None if other is None else (given["accum_scale"], given["accum_zero_point"])
     made = 1 / given["output_scale"], given["output_zero_point"]
@@ -394,9 +405,15 @@ def _constant(value: Any) -> Any:
     import torch
     from torch._inductor.virtualized import V
 
-    if isinstance(value, int | float):
-        return torch.tensor(value)
-    found = V.graph.constants.get(value.get_name())
+    modes: Any = torch.utils._python_dispatch
+    if value is None or isinstance(value, int | float):
+        with modes._disable_current_modes():
+            return None if value is None else torch.tensor(value)
+    try:
+        value.realize()  # inductor has small constants as operations
+        found = V.graph.constants.get(value.get_name())
+    except (AttributeError, NotImplementedError):  # it has no name
+        return None
     return found if found is not None and [*found.shape] == [*value.get_size()] else None  # not a part of a constant
 
 
@@ -407,7 +424,9 @@ def _is_dense(image: Any, order: Sequence[int]) -> bool:
     stride, strides = 1, [0] * 4
     for place in sorted(range(4), key=order.__getitem__):
         strides[place], stride = stride, stride * image.get_size()[place]
-    return all(map(V.graph.sizevars.statically_known_equals, image.get_stride(), strides))
+    equal = V.graph.sizevars.statically_known_equals
+    trios = zip(image.get_size(), image.get_stride(), strides, strict=True)
+    return all(equal(size, 1) or equal(stride, expected) for size, stride, expected in trios)
 
 
 def _kind() -> type[Any]:

@@ -2,54 +2,146 @@
 
 An object depends on its source and the compile command, except for the paths in them, and on the compiler, torch and,
 because of `-march=native`, the CPU. Objects with weights are not kept: they are large, and assembling them is fast.
+
+A package's wrapper begins with AOTInductor's interface, which is the same in all packages and takes most of the time to
+compile. It is compiled alone, so that it is found in the cache, and linked with the rest of the wrapper to the object
+that inductor asked for. Inductor compiles a wrapper and its kernels one after the other; here they are side by side.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 from exporter.core import environment
+
+KEPT = ("-fPIC", "-fopenmp")
+DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic")
+BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
 
 
 @contextlib.contextmanager
 def reused() -> Iterator[None]:
     """Keep compiled objects in inductor's cache directory, and take them from there."""
     from torch._inductor.cpp_builder import CppBuilder
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     patched: Any = CppBuilder
     build = patched.build
-    directory = Path(cache_dir()) / "objects"
+    wrappers: list[futures.Future[None]] = []
 
     def build_once(builder: Any) -> None:
         target = Path(builder.get_target_file_path())
         source = target.with_suffix(".cpp")
-        if target.suffix != ".o" or not source.is_file():
+        if not target.name.endswith((".wrapper.o", ".kernel.o")) or not source.is_file():
+            while wrappers:
+                wrappers.pop().result()
             build(builder)
-            return
-        command = builder.get_command_line()
-        compiler = command.split()[0]
-        for place, name in ((target, "TARGET"), (source, "SOURCE"), (cache_dir(), "CACHE")):
-            command = command.replace(str(place), name)
-        kept = directory / f"{key(source.read_bytes(), command, compiler)}.o"
-        if kept.is_file():
-            shutil.copyfile(kept, target)
-            return
-        build(builder)
-        _keep(target, kept)
+        elif target.name.endswith(".wrapper.o"):
+            text = source.read_bytes()  # now, because inductor appends its commands
+            run = contextvars.copy_context().run
+            wrappers.append(pool.submit(run, _compile, builder, text, lambda one: _build_in_parts(one, text, build)))
+        else:
+            _compile(builder, source.read_bytes(), build)
 
     patched.build = build_once
     try:
-        yield
+        with futures.ThreadPoolExecutor(1) as pool:
+            yield
+            for wrapper in wrappers:
+                wrapper.result()
     finally:
         patched.build = build
+
+
+def _compile(builder: Any, source: bytes, build: Callable[[Any], None]) -> None:
+    """Take an object from the cache, or build and keep it."""
+    target = Path(builder.get_target_file_path())
+    kept = _kept(builder, source, builder.get_command_line())
+    if kept.is_file():
+        shutil.copyfile(kept, target)
+        return
+    build(builder)
+    _keep(target, kept)
+
+
+def _kept(builder: Any, source: bytes, command: str) -> Path:
+    """Return where the cache has the object that a command makes of a source of the builder."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    target, compiler = Path(builder.get_target_file_path()), command.split()[0]
+    for place, name in ((target, "TARGET"), (target.with_suffix(".cpp"), "SOURCE"), (cache_dir(), "CACHE")):
+        command = command.replace(str(place), name)
+    return Path(cache_dir()) / "objects" / f"{key(source, command, compiler)}.o"
+
+
+def split(wrapper: str) -> tuple[str, str] | None:
+    """Return the source of AOTInductor's interface and that of the rest of a wrapper; None if it does not have both.
+
+    The code of the model's base class is in the first.
+    """
+    import torch._inductor
+
+    interface = (Path(torch._inductor.__file__).parent / "codegen/aoti_runtime/interface.cpp").read_text().strip()
+    before, found, after = wrapper.partition(interface)
+    if not found:
+        return None
+    includes = "\n".join(line for line in interface.splitlines() if line.startswith("#include"))
+    return f"{before}{interface}\n{BASE}", f"{before}{includes}\n{BASE.replace('template', 'extern template')}{after}"
+
+
+def plain(command: str) -> str:
+    """Return a compile command without what only arithmetic depends on, without headers compiled so, and debugging."""
+    words = iter(shlex.split(command))
+    kept = []
+    for word in words:
+        if word == "-include":
+            next(words)
+        elif word in KEPT or not word.startswith(DROPPED):
+            kept.append(word)
+    return shlex.join([*kept, "-O1", "-w"])
+
+
+def _build_in_parts(builder: Any, source: bytes, build: Callable[[Any], None]) -> None:
+    """Make the object of a wrapper from those of its parts if that is possible, or else as inductor does."""
+    from torch._inductor.exc import CppCompileError
+
+    parts = split(source.decode())
+    if parts is not None:
+        with contextlib.suppress(CppCompileError, OSError):
+            return _link(builder, *parts)
+    return build(builder)
+
+
+def _link(builder: Any, interface: str, rest: str) -> None:
+    """Compile the rest of a wrapper, and the interface unless the cache has it, and link them to one object."""
+    from torch._inductor import cpp_builder
+
+    target, command = Path(builder.get_target_file_path()), builder.get_command_line()
+    common = _kept(builder, interface.encode(), plain(command))
+
+    def compiled(text: str, source: Path, made: Path, command: str) -> Path:
+        _write(source, text.encode())  # debug information has its name
+        inputs = command.replace(str(target.with_suffix(".cpp")), str(source))
+        cpp_builder.run_compile_cmd(inputs.replace(str(target), str(made)), cwd=str(made.parent))
+        return made
+
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        if not common.is_file():
+            made = compiled(interface, Path(folder, "interface.cpp"), Path(folder, "interface.o"), plain(command))
+            _keep(made, common)
+            common = made
+        own = compiled(rest, target.with_suffix(".rest.cpp"), Path(folder, "rest.o"), command)
+        link = [command.split()[0], "-r", "-nostdlib", str(common), str(own), "-o", str(target)]
+        cpp_builder.run_compile_cmd(shlex.join(link), cwd=folder)
 
 
 def key(source: bytes, command: str, compiler: str) -> str:
@@ -71,11 +163,16 @@ def _keep(target: Path, kept: Path) -> None:
     """Copy an object into the cache. A full disk or a read-only cache only means that it is compiled again."""
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=kept.parent)
-        os.close(handle)
-        try:
-            shutil.copyfile(target, partial)
-            Path(partial).replace(kept)
-        except OSError:
-            Path(partial).unlink()
-            raise
+        _write(kept, target.read_bytes())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: other processes read and write it too."""
+    handle, partial = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(partial).replace(path)
+    except OSError:
+        Path(partial).unlink()
+        raise

@@ -19,20 +19,16 @@ def at_all_sizes() -> Iterator[None]:
     import torch._inductor.compile_fx  # noqa: F401 (first, because its modules import each other)
     from torch._inductor import config
     from torch._inductor.codegen import cpp
-    from torch._inductor.virtualized import V
 
     patched: Any = cpp.CppKernel
     decide = patched.decide_parallel_depth
 
     def decide_for_least(self: Any, most: Any, threads: int) -> Any:
         found = decide(self, most, threads)
-        sizes, settings = V.graph.sizevars, cast(Any, config)
-        ranges = self.call_ranges[most.start_depth : most.start_depth + most.parallel_depth]
-        least = [_least(size) for size in ranges]
-        depth, work = found.parallel_depth, self.size_hint()
-        for size, fewest in zip(ranges[:depth], least, strict=False):
-            work = work // max(1, sizes.optimization_hint(size, fallback=8192)) * fewest
-        while 0 < depth < len(ranges) and math.prod(least[:depth]) < threads <= work // settings.cpp.min_chunk_size:
+        settings, depth = cast(Any, config), found.parallel_depth
+        least = [_least(size) for size in self.call_ranges[most.start_depth :][: most.parallel_depth]]
+        work = math.prod(map(_least, self.call_ranges)) // settings.cpp.min_chunk_size
+        while 0 < depth < len(least) and math.prod(least[:depth]) < threads <= work:
             depth += 1
         return replace(found, parallel_depth=depth)
 
@@ -49,5 +45,6 @@ def _least(size: Any) -> int:
 
     if isinstance(size, int) or size.is_Integer:
         return int(size)
-    bound = V.graph.sizevars.shape_env.bound_sympy(size).lower
-    return int(bound) if bound.is_Integer and bound > 2 else 1
+    bounds = {one: V.graph.sizevars.shape_env.bound_sympy(one).lower for one in size.free_symbols}
+    found = size.subs({one: bound if bound.is_Integer and bound > 2 else 1 for one, bound in bounds.items()})
+    return int(found) if found.is_Integer else 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch._inductor import cpp_builder
 
 from exporter.core import environment
@@ -18,6 +19,11 @@ Compile = Callable[..., bytes]
 def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The commands that were run, with an empty cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    return noted(monkeypatch)
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that will have the commands that are run."""
     ran: list[str] = []
     run = cpp_builder.run_compile_cmd
 
@@ -79,6 +85,59 @@ def test_a_failed_compilation_is_not_kept(commands: list[str], compiled: Compile
         with pytest.raises(Exception, match="C\\+\\+ compile error"):
             compiled(folder, "int f() { return")
     assert len(commands) == 2
+
+
+class Sum(torch.nn.Module):
+    """Adds a number to its input."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.number
+
+
+def adds(number: float, folder: Path) -> bool:
+    """Return whether a package of a sum is right."""
+    size = int(number) + 2
+    program = torch.export.export(Sum(number), (torch.ones(size),))
+    with torch.no_grad(), _objects.reused():
+        made = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / f"{number}.pt2"))
+    return torch.equal(torch._inductor.aoti_load_package(made)(torch.ones(size)), torch.full((size,), 1 + number))
+
+
+def test_the_interface_of_packages_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = noted(monkeypatch)
+    monkeypatch.setattr(_objects, "BASE", f"{_objects.BASE} // {tmp_path}")  # no other test has compiled it
+    assert adds(1.0, tmp_path)
+    assert adds(2.0, tmp_path)
+    assert sum("interface.cpp" in command for command in commands) == 1
+    assert sum(".rest.cpp" in command for command in commands) == 2
+    assert not any(".wrapper.cpp" in command for command in commands)
+
+
+def test_a_wrapper_that_cannot_be_split_is_compiled_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = noted(monkeypatch)
+    monkeypatch.setattr(_objects, "BASE", "template class AnotherBase<AOTInductorModel>;")
+    assert adds(3.0, tmp_path)
+    assert sum(".wrapper.cpp" in command for command in commands) == 1
+
+
+def test_an_error_in_a_wrapper_is_raised_when_it_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_objects, "_build_in_parts", fail)
+    with pytest.raises(Exception, match="MemoryError"):
+        adds(4.0, tmp_path)
+
+
+def fail(*_: object) -> None:
+    """Stand for a compiler that cannot run."""
+    raise MemoryError
+
+
+def test_what_arithmetic_depends_on_is_dropped() -> None:
+    command = "g++ a.cpp -D NAME -O3 -g1 -march=native -mfma -include a.h -ffp-contract=off -fPIC -Wall -I/b -c -o a.o"
+    assert _objects.plain(command) == "g++ a.cpp -D NAME -fPIC -I/b -c -o a.o -O1 -w"
 
 
 def test_without_a_usable_cache_everything_is_compiled(

@@ -28,7 +28,9 @@ def directives(sizes: dict[int, object], shape: tuple[int, ...], folder: Path) -
     torch.set_num_threads(2)
     try:
         with torch.no_grad(), _parallel_loops.at_all_sizes():
-            found = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "loops.pt2"))
+            found = torch._inductor.aoti_compile_and_package(
+                program, package_path=str(folder / "loops.pt2"), inductor_configs={"cpp.dynamic_threads": True}
+            )
     finally:
         torch.set_num_threads(before)
     loaded = torch._inductor.aoti_load_package(found)
