@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import packages
 from torch import nn
 
 from exporter.targets import _convolutions
@@ -41,10 +42,8 @@ def test_packed_weights_of_dynamic_sizes(tmp_path: Path, monkeypatch: pytest.Mon
     sizes = {0: torch.export.Dim("batch", max=16), 2: 2 * torch.export.Dim("height", min=2, max=32)}
     with torch.no_grad(), _convolutions.reading_before_writing(), _convolutions.packing():
         program = torch.export.export(net, (torch.randn(2, 1, 16, 12),), dynamic_shapes=(sizes,))
-        path = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "net.pt2"), inductor_configs={"freezing": True}
-        )
-        package = torch._inductor.aoti_load_package(path)
+        path = packages.build(program, tmp_path / "net.pt2", freezing=True)
+        package = torch._inductor.aoti_load_package(str(path))
         assert found == [6], "all but the transposed one"
         for batch, height in ((2, 16), (1, 4), (7, 26), (16, 64)):
             x = torch.randn(batch, 1, height, 12)

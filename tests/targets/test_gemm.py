@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from support import packages
 from torch import nn
 from torch._inductor import cpu_vec_isa
 
@@ -32,17 +32,7 @@ class Odd(nn.Module):
 def package(module: nn.Module, folder: Path, rows: object, **settings: object) -> Path:
     with torch.no_grad():
         program = torch.export.export(module, (torch.randn(3, 37),), dynamic_shapes=({0: rows},))
-    path = str(folder / "net.pt2")
-    found = torch._inductor.aoti_compile_and_package(
-        program, package_path=path, inductor_configs={"freezing": True, **settings}
-    )
-    return Path(found)
-
-
-def sources(path: Path) -> str:
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".cpp")]
-        return "".join(archive.read(name).decode() for name in names)
+    return packages.build(program, folder / "net.pt2", **{"freezing": True, **settings})
 
 
 @pytest.mark.parametrize("bits", [512, 256])
@@ -50,7 +40,7 @@ def test_every_number_of_rows_is_right(bits: int, tmp_path: Path) -> None:
     module = Odd().eval()
     with torch.no_grad(), _gemm.compiled():
         made = package(module, tmp_path, torch.export.Dim("rows", max=64), **{"cpp.simdlen": bits})
-    assert sources(made).count("multiply_all(packed") == 2 * 3, "the kernel is used, but not for one column"
+    assert packages.sources(made).count("multiply_all(packed") == 2 * 3, "the kernel is used, but not for one column"
     run = torch._inductor.aoti_load_package(str(made))
     module.double().requires_grad_(False)
     for rows in ROWS:
@@ -63,7 +53,7 @@ def test_fixed_sizes_use_it_too(tmp_path: Path) -> None:
     module = Odd().eval()
     with torch.no_grad(), _gemm.compiled():
         made = package(module, tmp_path, None)
-    assert "multiply_all(packed" in sources(made)
+    assert "multiply_all(packed" in packages.sources(made)
     x = torch.randn(3, 37)
     torch.testing.assert_close(tuple(torch._inductor.aoti_load_package(str(made))(x)), module(x))
 
@@ -72,8 +62,8 @@ def test_without_vector_instructions_libraries_multiply(tmp_path: Path) -> None:
     module = Odd().eval()
     with torch.no_grad(), _gemm.compiled():
         made = package(module, tmp_path, None, **{"cpp.simdlen": 1})
-    assert "multiply_all" not in sources(made)
-    assert "linear" in sources(made)
+    assert "multiply_all" not in packages.sources(made)
+    assert "linear" in packages.sources(made)
 
 
 def test_a_template_without_its_variables_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +71,7 @@ def test_a_template_without_its_variables_is_left_alone(tmp_path: Path, monkeypa
     module = Odd().eval()
     with torch.no_grad(), _gemm.compiled():
         made = package(module, tmp_path, None)
-    assert "multiply_all" not in sources(made)
+    assert "multiply_all" not in packages.sources(made)
 
 
 class Selected(nn.Module):
@@ -101,7 +91,7 @@ def test_no_rows_at_all(tmp_path: Path) -> None:
     module = Selected().eval()
     with torch.no_grad(), _gemm.compiled():
         made = package(module, tmp_path, torch.export.Dim("rows", max=64))
-    assert "multiply_all" not in sources(made)
+    assert "multiply_all" not in packages.sources(made)
     run = torch._inductor.aoti_load_package(str(made))
     assert run(-torch.ones(3, 37)).shape == (0, 64)
     x = torch.randn(5, 37)
@@ -128,11 +118,9 @@ def test_rows_that_are_not_contiguous(bits: int, usable: bool, tmp_path: Path, m
     module, x = Turned().eval(), torch.randn(37, 5)
     with torch.no_grad(), _gemm.compiled(), _stored_products.compiled():
         program = torch.export.export(module, (x,))
-        made = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "net.pt2"), inductor_configs={"freezing": True, "cpp.simdlen": bits}
-        )
-    assert ("multiply_all(packed" in sources(Path(made))) == (usable and bits == 512)
-    torch.testing.assert_close(torch._inductor.aoti_load_package(made)(x), module(x), rtol=1e-5, atol=1e-5)
+        made = packages.build(program, tmp_path / "net.pt2", **{"freezing": True, "cpp.simdlen": bits})
+    assert ("multiply_all(packed" in packages.sources(made)) == (usable and bits == 512)
+    torch.testing.assert_close(torch._inductor.aoti_load_package(str(made))(x), module(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("blocks", ["1,2,7", "2,1,30"])
@@ -141,12 +129,10 @@ def test_every_blocking_is_right(blocks: str, tmp_path: Path) -> None:
     with torch.no_grad(), _gemm.compiled():
         program = torch.export.export(module, (torch.randn(47, 37),))
         settings = {"freezing": True, "cpp.gemm_cache_blocking": blocks}
-        made = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "net.pt2"), inductor_configs=settings
-        )
-    assert "multiply_all(packed" in sources(Path(made))
+        made = packages.build(program, tmp_path / "net.pt2", **settings)
+    assert "multiply_all(packed" in packages.sources(made)
     x = torch.randn(47, 37)
-    torch.testing.assert_close(tuple(torch._inductor.aoti_load_package(made)(x)), module(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(tuple(torch._inductor.aoti_load_package(str(made))(x)), module(x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_cpu_whose_caches_are_unknown_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +195,11 @@ def test_rows_in_bytes(
     module, data = Bytes(columns).eval(), (torch.randn(47, 64), torch.randn(47, columns))
     with torch.no_grad(), _gemm.compiled():
         quantized = _int8.pt2e(torch.export.export(module, data).module(check_guards=False), [data])
-        made = torch._inductor.aoti_compile_and_package(
-            torch.export.export(quantized, data),
-            package_path=str(tmp_path / "net.pt2"),
-            inductor_configs={"freezing": True, "cpp.gemm_cache_blocking": blocks or None},
-        )
+        settings = {"freezing": True, "cpp.gemm_cache_blocking": blocks or None}
+        made = packages.build(torch.export.export(quantized, data), tmp_path / "net.pt2", **settings)
         wanted = quantized(*data)
-    assert "result += " not in sources(Path(made)), "of the template's reference kernel, which is slow"
-    assert sources(Path(made)).count("multiply_all(packed") == 2 * served
-    got = torch._inductor.aoti_load_package(made)(*data)
+    assert "result += " not in packages.sources(made), "of the template's reference kernel, which is slow"
+    assert packages.sources(made).count("multiply_all(packed") == 2 * served
+    got = torch._inductor.aoti_load_package(str(made))(*data)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import packages
 from torch import nn
 
 from exporter.targets import _convolutions, _gemm, _int8, _int8_convolutions
@@ -36,14 +36,10 @@ def package(
         )
         quantized = _int8.pt2e(graph, [(example,) for example in examples])
         program = torch.export.export(quantized, (examples[0],), dynamic_shapes=None if shapes is None else (shapes,))
-        torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=str(folder / "net.pt2"),
-            inductor_configs={"freezing": True, "cpp.dynamic_threads": True, **settings},
+        made = packages.build(
+            program, folder / "net.pt2", **{"freezing": True, "cpp.dynamic_threads": True, **settings}
         )
-    with zipfile.ZipFile(folder / "net.pt2") as archive:
-        text = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
-    return quantized, text
+    return quantized, packages.sources(made)
 
 
 def calls(sources: str) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from support import packages
 from torch import nn
 
 from exporter.targets import _parallel_loops
@@ -28,17 +28,13 @@ def directives(sizes: dict[int, object], shape: tuple[int, ...], folder: Path) -
     torch.set_num_threads(2)
     try:
         with torch.no_grad(), _parallel_loops.at_all_sizes():
-            found = torch._inductor.aoti_compile_and_package(
-                program, package_path=str(folder / "loops.pt2"), inductor_configs={"cpp.dynamic_threads": True}
-            )
+            found = packages.build(program, folder / "loops.pt2", **{"cpp.dynamic_threads": True})
     finally:
         torch.set_num_threads(before)
-    loaded = torch._inductor.aoti_load_package(found)
+    loaded = torch._inductor.aoti_load_package(str(found))
     for x in (example, example[:1] if len(example) == 2 and 0 in sizes else example):
         assert torch.equal(loaded(x), Scaled()(x))
-    with zipfile.ZipFile(found) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".cpp")]
-        return re.findall(r"#pragma omp for.*", "".join(archive.read(name).decode() for name in names))
+    return re.findall(r"#pragma omp for.*", packages.sources(found))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import packages
 
 from exporter.core.errors import ArtifactError
 from exporter.targets import _mapping, _packages, _unpacking, _weights
@@ -61,8 +62,7 @@ class Wide(torch.nn.Module):
 def exported(path: Path, settings: dict[str, Any], model: torch.nn.Module | None = None) -> Path:
     program = torch.export.export(model or Wide(), (torch.ones(2 if model is None else 1, 3),))
     with _weights.indexed():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-    return path
+        return packages.build(program, path, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from support import packages
 from torch import nn
 
 from exporter.targets import _convolutions, _gemm, _winograd
@@ -44,20 +44,12 @@ def package(module: nn.Module, folder: Path, example: torch.Tensor, sizes: objec
             changed.enter_context(patch())
         changed.enter_context(_winograd.compiled())
         program = torch.export.export(module, (example,), dynamic_shapes=None if sizes is None else (sizes,))
-        found = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(folder / "net.pt2"), inductor_configs={"freezing": True, **settings}
-        )
-    return Path(found)
-
-
-def sources(path: Path) -> str:
-    with zipfile.ZipFile(path) as archive:
-        return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
+        return packages.build(program, folder / "net.pt2", **{"freezing": True, **settings})
 
 
 def calls(path: Path) -> int:
     """Return the number of different convolutions that the kernel computes."""
-    return sources(path).count("exporter_winograd::convolve<")
+    return packages.sources(path).count("exporter_winograd::convolve<")
 
 
 def run(path: Path, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -166,7 +158,7 @@ def test_filters_are_stored_once(pixels: int, expected: list[str], dynamic: bool
     made = package(module, tmp_path, x, {0: torch.export.Dim("n", max=8)} if dynamic else None)
     check(made, module, x)
     sizes = {64 * 64 * 9 * 4: "plain", 64 * 64 * 16 * 4: "transformed"}
-    found = re.findall(r"constants_info_\[\d+\]\.data_size = (\d+);", sources(made))
+    found = re.findall(r"constants_info_\[\d+\]\.data_size = (\d+);", packages.sources(made))
     assert sorted(sizes[int(size)] for size in found if int(size) > 64 * 64) == expected
 
 
@@ -210,7 +202,7 @@ def test_what_follows_is_right(
     module, x = Mixed(*ways).eval(), torch.randn(1, 32, 20, 20)
     made = package(module, tmp_path, x)
     assert (calls(made) > 0) == served
-    assert ("_convolution_pointwise" in sources(made)) != served
+    assert ("_convolution_pointwise" in packages.sources(made)) != served
     check(made, module, x)
 
 
@@ -254,7 +246,7 @@ def test_a_strided_bias_of_a_transposed_convolution(tmp_path: Path) -> None:
 
 def test_a_profile_sees_the_convolution(tmp_path: Path) -> None:
     made = package(One().eval(), tmp_path, torch.randn(1, 32, 30, 30), **{"cpp.enable_kernel_profile": True})
-    assert re.search(r"RecordFunctionHandle record_[^;]*;\s*exporter_winograd::convolve<", sources(made))
+    assert re.search(r"RecordFunctionHandle record_[^;]*;\s*exporter_winograd::convolve<", packages.sources(made))
 
 
 def test_not_a_number_stays(tmp_path: Path) -> None:
