@@ -45,6 +45,7 @@ def _least(size: Any) -> int:
 
     if isinstance(size, int) or size.is_Integer:
         return int(size)
-    bounds = {one: V.graph.sizevars.shape_env.bound_sympy(one).lower for one in size.free_symbols}
-    found = size.subs({one: bound if bound.is_Integer and bound > 2 else 1 for one, bound in bounds.items()})
+    size = V.graph.sizevars.remove_precomputed_replacements(size)
+    bounds = {one: V.graph.sizevars.shape_env.bound_sympy(one) for one in size.free_symbols}
+    found = size.subs({one: bound.lower if bound and bound.lower > 2 else 1 for one, bound in bounds.items()})
     return int(found) if found.is_Integer else 1

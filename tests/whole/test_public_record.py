@@ -40,7 +40,7 @@ from exporter.model import recipes
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.runs import pipeline, session_checks
-from exporter.targets import _convolutions
+from exporter.targets import _convolutions, _objects
 from exporter.workers.children import Zygote
 
 OPTIONS = targets.Options(threads=1)
@@ -402,7 +402,8 @@ def differences_of_page(work: Path, monkeypatch: pytest.MonkeyPatch) -> list[lis
     for part in page.split("```python\n")[1:]:
         torch.compiler.reset()
         own: list[float] = []
-        exec(part.partition("```")[0], {"print": lambda value, own=own: own.append(float(value))})
+        with _objects.reused():
+            exec(part.partition("```")[0], {"print": lambda value, own=own: own.append(float(value))})
         found.append(own)
     return found
 
