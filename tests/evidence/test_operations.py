@@ -54,7 +54,8 @@ def test_operations_in_branches_and_loops_are_counted(call: Any, sign: int, expe
     x, got = sign * torch.ones(3, 4), []
     with torch.no_grad():
         counted = operations.count(lambda: got.extend(pytree.tree_leaves(call(x))))
-        assert counted == expected
+        first = call is scan and torch.__version__.startswith("2.11")  # which runs the body once more, for the shapes
+        assert counted == (expected // 3 * 4 if first else expected)
         for have, want in zip(got, pytree.tree_leaves(call(x)), strict=True):
             assert torch.equal(have, want)
 
