@@ -159,7 +159,7 @@ def falling_back(names: Sequence[str], whole: bool = True) -> Iterator[None]:
     with contextlib.ExitStack() as changed:
         for overload in {one for overloads in asked.values() for one in overloads}:
             for table in tables:
-                changed.enter_context(_without(table, overload))
+                changed.enter_context(without(table, overload))
             changed.enter_context(with_entry(lowering.lowerings, overload, _fallback(overload, seen)))
         yield
     unseen = [name for name, overloads in asked.items() if seen.isdisjoint(overloads)]
@@ -199,7 +199,7 @@ def _fallback(overload: Any, seen: set[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _without(table: dict[Any, Any], key: Any) -> Iterator[None]:
+def without(table: dict[Any, Any], key: Any) -> Iterator[None]:
     """Remove an entry of a table for a while."""
     missing = object()
     value = table.pop(key, missing)
@@ -213,7 +213,7 @@ def _without(table: dict[Any, Any], key: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def with_entry(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
     """Replace an entry of a table for a while."""
-    with _without(table, key):
+    with without(table, key):
         table[key] = value
         try:
             yield

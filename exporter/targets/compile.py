@@ -37,6 +37,7 @@ from exporter.targets import (
     _candidates,
     _convolutions,
     _gemm,
+    _half_gelu,
     _inductor,
     _int8,
     _int8_convolutions,
@@ -117,6 +118,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             changed.enter_context(_gemm.compiled())
             changed.enter_context(_winograd.compiled())
             changed.enter_context(_int8_convolutions.compiled())
+        if options.device != "cpu" and options.precision in ("fp16", "bf16"):
+            changed.enter_context(_half_gelu.compiled())
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         changed.enter_context(_inductor.falling_back(options.fallback, program.part_of is None))
