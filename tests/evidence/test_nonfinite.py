@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_call_that_does_not_end_is_stopped(
     found, notes = make(function, X * 4)
     assert [case.value for case in found] == ["NaN"]
     assert len(notes) == 1
-    assert notes[0].startswith("the model does not return when x0 holds infinity: a call was stopped after 0 s")
+    assert re.match(r"the model does not return when x0 holds infinity: a call was stopped after \d+ s", notes[0])
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
