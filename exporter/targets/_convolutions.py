@@ -188,6 +188,24 @@ def pack_int8(gm: fx.GraphModule) -> int:
     return found
 
 
+def render(template: Any, kernel: Any, text: str, values: dict[str, object]) -> str:
+    """Return the source of a template of inductor's: `text` with each @name@ replaced by its value.
+
+    `threads` and `profile` are known for every template.
+    """
+    from torch._inductor import config
+
+    settings: Any = config
+    follows = settings.cpp.dynamic_threads or settings.cpp.threads < 1
+    known = {
+        "threads": "omp_get_max_threads()" if follows else template.num_threads,
+        "profile": kernel.maybe_codegen_profile(),
+    }
+    for name, value in (known | values).items():
+        text = text.replace(f"@{name}@", str(value))
+    return str(template.header().getvalue()) + text
+
+
 def strides_of(sizes: Sequence[Any]) -> list[Any]:
     """Return the strides of images of these sizes, channels last."""
     _, channels, height, width = sizes

@@ -431,7 +431,6 @@ def _is_dense(image: Any, order: Sequence[int]) -> bool:
 
 def _kind() -> type[Any]:
     """Return the class of the template for inductor."""
-    from torch._inductor import config
     from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
     from torch._inductor.utils import parallel_num_threads
@@ -446,8 +445,6 @@ def _kind() -> type[Any]:
             inputs = dict.fromkeys(names) | dict(zip(names, self.input_nodes, strict=False))
             output: Any = self.output_node if template_buffer_node is None else template_buffer_node
             signature = kernel.def_kernel(inputs=inputs, outputs={"Y": output})
-            settings: Any = config
-            follows = settings.cpp.dynamic_threads or settings.cpp.threads < 1
 
             def start(name: str) -> str:
                 node: Any = inputs[name]
@@ -456,8 +453,6 @@ def _kind() -> type[Any]:
             values = {
                 "name": kernel.kernel_name,
                 "signature": signature,
-                "profile": kernel.maybe_codegen_profile(),
-                "threads": "omp_get_max_threads()" if follows else self.num_threads,
                 "shape": self.convolution.constants(),
                 "input": start("X"),
                 "weights": start("W"),
@@ -468,9 +463,6 @@ def _kind() -> type[Any]:
                 "block": BLOCK,
                 "columns": COLUMNS,
             }
-            text = self.header().getvalue() + DEFINITION + CALL
-            for name, value in values.items():
-                text = text.replace(f"@{name}@", str(value))
-            return text
+            return _convolutions.render(self, kernel, DEFINITION + CALL, values)
 
     return Int8Convolution

@@ -327,7 +327,6 @@ def _alike(other: Any, layout: Any) -> bool:
 def _kind() -> type[Any]:
     """Return the class of the template for inductor."""
     import torch
-    from torch._inductor import config
     from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.utils import parallel_num_threads
 
@@ -350,8 +349,6 @@ def _kind() -> type[Any]:
             channels = int(filters.get_size()[2])
             bytes_of_tile = PLACES * (channels + LINE + columns) * 4
             most = int(torch.cpu.get_capabilities()["l2_cache_size"] * CACHE / bytes_of_tile)
-            settings: Any = config
-            follows = settings.cpp.dynamic_threads or settings.cpp.threads < 1
 
             def image(node: Any, data: str) -> str:
                 sizes = [kernel.size(node, at) for at in (0, 2, 3)]
@@ -362,8 +359,6 @@ def _kind() -> type[Any]:
 
             values = {
                 "signature": signature,
-                "profile": kernel.maybe_codegen_profile(),
-                "threads": "omp_get_max_threads()" if follows else self.num_threads,
                 "in": channels,
                 "out": int(output.get_size()[1]),
                 "most": max(rows, most),
@@ -379,9 +374,6 @@ def _kind() -> type[Any]:
                 "columns": columns,
                 "line": LINE,
             }
-            text = self.header().getvalue() + DEFINITION + CALL
-            for name, value in values.items():
-                text = text.replace(f"@{name}@", str(value))
-            return text
+            return _convolutions.render(self, kernel, DEFINITION + CALL, values)
 
     return Winograd
