@@ -9,7 +9,7 @@ import torch
 from support import packages
 from torch import nn
 
-from exporter.targets import _convolutions
+from exporter.targets import _convolutions, _int8
 
 
 class Net(nn.Module):
@@ -48,3 +48,37 @@ def test_packed_weights_of_dynamic_sizes(tmp_path: Path, monkeypatch: pytest.Mon
         for batch, height in ((2, 16), (1, 4), (7, 26), (16, 64)):
             x = torch.randn(batch, 1, height, 12)
             torch.testing.assert_close(tuple(package(x)), net(x), rtol=1e-4, atol=1e-5)
+
+
+class Quantized(torch.nn.Module):
+    """Two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(32, 32, 3), torch.nn.Conv2d(32, 40, 3)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self.second(torch.relu(self.first(x)))]
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
+def test_int8_weights_of_dynamic_sizes_are_packed_for_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without exporter's own kernel, which not every CPU has."""
+    found: list[int] = []
+    pack = _convolutions.pack_int8
+    monkeypatch.setattr(_convolutions, "pack_int8", lambda gm: found.append(pack(gm)))
+    torch.manual_seed(0)
+    net = Quantized().eval()
+    x, sizes = torch.randn(2, 32, 9, 9), {0: torch.export.Dim("batch", max=16)}
+    with torch.no_grad(), _convolutions.packing():
+        graph = torch.export.export(net, (x,), dynamic_shapes=(sizes,)).module(check_guards=False)
+        quantized = _int8.pt2e(graph, [(x,)])
+        program = torch.export.export(quantized, (x,), dynamic_shapes=((sizes,),))
+        path = packages.build(program, tmp_path / "net.pt2", freezing=True)
+        assert found == [2]
+        for batch in (1, 2, 7):
+            x = torch.randn(batch, 32, 9, 9)
+            (got,) = torch._inductor.aoti_load_package(str(path))(x)
+            torch.testing.assert_close(got, quantized(x)[0], rtol=1e-4, atol=0.02)
