@@ -81,6 +81,7 @@ class Facts:
 
     also_called: tuple[str, ...] = ()  # aliases, for `did you mean`
     needs_module: bool | None = None  # whether it needs program.module; None: yes, unless needs_program
+    records_calls: bool = False  # whether its artifacts record operators like torch.export, if needs_program is false
     assumes: tuple[str, ...] = ("graph", "guards", "code")  # which narrowings of the program apply to its artifacts
     live_precisions: tuple[str, ...] | None = None  # of variants compiled just in time; None: those of the target
     cost: int = 1  # rough export time relative to trace; the slowest export starts first

@@ -45,6 +45,7 @@ precisions = PRECISIONS
 requires = ("torch",)
 native = True
 needs_program = False
+records_calls = True
 assumes = ("graph",)  # does not apply if `export` reports that the trace accepts the whole contract
 cost = 1
 also_called = ("torchscript", "jit")

@@ -2,7 +2,8 @@
 
 An artifact is taken only if the exported program, weights included, is the same byte for byte, and so are the settings,
 exporter's own source, and what else the result depends on: versions, compiler, CPU and GPU. It is then checked like a
-new one. Artifacts that were made from more than the exported program (the module, samples) are not kept.
+new one. Artifacts that were made from more than the program are not kept, such as those that used samples. Nor are
+those for which a target that reads the exported program needed the module too.
 
 The cache is a folder in inductor's (TORCHINDUCTOR_CACHE_DIR). EXPORTER_CACHE_GB limits it, and 0 disables it.
 """
@@ -85,7 +86,7 @@ def key_of(program: Program, target: str, options: Options) -> str:
     """Return the key of an artifact; "" if it cannot be kept."""
     file = program.exported_file
     route = targets.get(target)
-    shared = route.needs_program and file is not None and file.is_file() and not program.entries
+    shared = file is not None and file.is_file() and not program.entries and _describes(program, target, options)
     if not (_limit() and options.reuse and shared and not program.keeps_state):
         return ""
     used = targets.distributions((target,), optional=True)
@@ -104,6 +105,18 @@ def key_of(program: Program, target: str, options: Options) -> str:
         "variables": {name: value for name, value in sorted(os.environ.items()) if _matters(name)},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _describes(program: Program, target: str, options: Options) -> bool:
+    """Return whether the exported program says all that the artifact is made from.
+
+    So it does for a target that records the module's operators, unless the artifact is promised for sizes that the
+    program excludes, or layers are replaced by their class.
+    """
+    if targets.get(target).needs_program:
+        return True
+    recorded = targets.facts(target).records_calls and options.precision != "int8"
+    return recorded and next(program.outside(), None) is None
 
 
 def _matters(name: str) -> bool:

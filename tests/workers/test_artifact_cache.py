@@ -46,7 +46,7 @@ def build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bu
         def act(recipe: str = "tiny:mlp", target: str = "export", **settings: Any) -> tuple[VariantRecord, bytes]:
             request = request_for(recipe, tmp_path_factory.mktemp("out") / "bundle", target, **settings)
             manifest, place = pipeline.run(request, zygotes=zygotes)
-            (row,) = manifest.variants
+            row = manifest.variants[0]
             assert row.artifact is not None, row.reason
             return row, (place / row.artifact.path).read_bytes()
 
@@ -72,6 +72,24 @@ def test_the_same_program_is_built_once(build: Build, folder: Path) -> None:
 def test_another_program_or_setting_is_built(build: Build, settings: dict[str, Any]) -> None:
     build()
     assert not taken(build(**settings)[0])
+
+
+def test_a_trace_is_taken_if_the_exported_program_says_the_same(build: Build) -> None:
+    """A trace is made from the module, so it is kept only beside a program of the same function."""
+    first, made = build(target="trace,export")
+    again, same = build(target="trace,export")
+    assert (taken(first), taken(again), again.status) == (False, True, "passed")
+    assert same == made
+    assert not taken(build(target="trace,export", weights="random", seed=5)[0])
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe"),
+    [("trace", "tiny:mlp"), ("trace@int8,export", "tiny:mlp"), ("trace,export", "stepped:branch")],
+    ids=["no program", "layers replaced by class", "a program for fewer sizes"],
+)
+def test_other_traces_are_made_again(build: Build, target: str, recipe: str) -> None:
+    assert not any(taken(build(recipe, target)[0]) for _ in range(2))
 
 
 def test_a_variable_of_the_compiler_counts(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
