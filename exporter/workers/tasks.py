@@ -415,7 +415,7 @@ def export_variant(
     seconds = time.perf_counter() - started - loading
     used = program.used_capture or any(entry.used_capture for entry in program.entries.values())
     seconds += prepared.capture_s if used else 0.0
-    more = {"module", "_samples"} if route.needs_program else {"_samples"}
+    more = {"module", "_samples"} if route.needs_program or prepared.ops else {"_samples"}
     if key and not more & vars(program).keys():  # else it was made from more than the program
         artifact_cache.keep(key, path, exported, seconds)
     return exported, seconds

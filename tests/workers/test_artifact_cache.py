@@ -85,8 +85,13 @@ def test_a_trace_is_taken_if_the_exported_program_says_the_same(build: Build) ->
 
 @pytest.mark.parametrize(
     ("target", "recipe"),
-    [("trace", "tiny:mlp"), ("trace@int8,export", "tiny:mlp"), ("trace,export", "stepped:branch")],
-    ids=["no program", "layers replaced by class", "a program for fewer sizes"],
+    [
+        ("trace", "tiny:mlp"),
+        ("trace@int8,export", "tiny:mlp"),
+        ("trace,export", "stepped:branch"),
+        ("trace,export", "operators:aligned"),
+    ],
+    ids=["no program", "layers replaced by class", "a program for fewer sizes", "operators of other libraries"],
 )
 def test_other_traces_are_made_again(build: Build, target: str, recipe: str) -> None:
     assert not any(taken(build(recipe, target)[0]) for _ in range(2))
