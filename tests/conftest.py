@@ -84,6 +84,7 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         for loaded in INDUCTOR.glob("??/*.so.load_ok"):  # what tells whether the CPU runs an instruction set
             shutil.copytree(loaded.parent, cache / loaded.parent.name, dirs_exist_ok=True)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # of a package's wrapper, not of its kernels
         patch.setenv("EXPORTER_CACHE_GB", "0")  # tests change what builds artifacts
         here = Path(__file__).parent
         patch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)  # this source tree

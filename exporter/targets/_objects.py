@@ -19,13 +19,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exporter.core import environment
 
 KEPT = ("-fPIC", "-fopenmp")
-DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic")
+DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic", "-DCPU_CAPABILITY")
 BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
 
 
@@ -33,9 +34,11 @@ BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTI
 def reused() -> Iterator[None]:
     """Keep compiled objects in inductor's cache directory, and take them from there."""
     from torch._inductor.cpp_builder import CppBuilder
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     patched: Any = CppBuilder
     build = patched.build
+    cache = _Cache(Path(cache_dir()), build)  # now, because inductor takes another directory while its caches are off
     wrappers: list[futures.Future[None]] = []
 
     def build_once(builder: Any) -> None:
@@ -48,9 +51,9 @@ def reused() -> Iterator[None]:
         elif target.name.endswith(".wrapper.o"):
             text = source.read_bytes()  # now, because inductor appends its commands
             run = contextvars.copy_context().run
-            wrappers.append(pool.submit(run, _compile, builder, text, lambda one: _build_in_parts(one, text, build)))
+            wrappers.append(pool.submit(run, cache.compile, builder, text, cache.build_in_parts))
         else:
-            _compile(builder, source.read_bytes(), build)
+            cache.compile(builder, source.read_bytes(), lambda one, _: build(one))
 
     patched.build = build_once
     try:
@@ -62,25 +65,64 @@ def reused() -> Iterator[None]:
         patched.build = build
 
 
-def _compile(builder: Any, source: bytes, build: Callable[[Any], None]) -> None:
-    """Take an object from the cache, or build and keep it."""
-    target = Path(builder.get_target_file_path())
-    kept = _kept(builder, source, builder.get_command_line())
-    if kept.is_file():
-        shutil.copyfile(kept, target)
-        return
-    build(builder)
-    _keep(target, kept)
+@dataclass(frozen=True)
+class _Cache:
+    """The objects in a cache directory; `build` is how inductor builds one."""
 
+    place: Path
+    build: Callable[[Any], None]
 
-def _kept(builder: Any, source: bytes, command: str) -> Path:
-    """Return where the cache has the object that a command makes of a source of the builder."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    def compile(self, builder: Any, source: bytes, build: Callable[[Any, bytes], None]) -> None:
+        """Take an object from the cache, or build and keep it."""
+        target = Path(builder.get_target_file_path())
+        kept = self.file(builder, source, builder.get_command_line())
+        if kept.is_file():
+            shutil.copyfile(kept, target)
+            return
+        build(builder, source)
+        _keep(target, kept)
 
-    target, compiler = Path(builder.get_target_file_path()), command.split()[0]
-    for place, name in ((target, "TARGET"), (target.with_suffix(".cpp"), "SOURCE"), (cache_dir(), "CACHE")):
-        command = command.replace(str(place), name)
-    return Path(cache_dir()) / "objects" / f"{key(source, command, compiler)}.o"
+    def file(self, builder: Any, source: bytes, command: str) -> Path:
+        """Return where the cache has the object that a command makes of a source of the builder."""
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        target, compiler = Path(builder.get_target_file_path()), command.split()[0]
+        caches = ((cache_dir(), "CACHE"), (self.place, "CACHE"))
+        for place, name in ((target, "TARGET"), (target.with_suffix(".cpp"), "SOURCE"), *caches):
+            command = command.replace(str(place), name)
+        return self.place / "objects" / f"{key(source, command, compiler)}.o"
+
+    def build_in_parts(self, builder: Any, source: bytes) -> None:
+        """Make the object of a wrapper from those of its parts if that is possible, or else as inductor does."""
+        from torch._inductor.exc import CppCompileError
+
+        parts = split(source.decode())
+        if parts is not None:
+            with contextlib.suppress(CppCompileError, OSError):
+                return self.link(builder, *parts)
+        return self.build(builder)
+
+    def link(self, builder: Any, interface: str, rest: str) -> None:
+        """Compile the rest of a wrapper, and the interface unless the cache has it, and link them to one object."""
+        from torch._inductor import cpp_builder
+
+        target, command = Path(builder.get_target_file_path()), builder.get_command_line()
+        common = self.file(builder, interface.encode(), plain(command))
+
+        def compiled(text: str, source: Path, made: Path, command: str) -> Path:
+            _write(source, text.encode())  # debug information has its name
+            inputs = command.replace(str(target.with_suffix(".cpp")), str(source))
+            cpp_builder.run_compile_cmd(inputs.replace(str(target), str(made)), cwd=str(made.parent))
+            return made
+
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            if not common.is_file():
+                made = compiled(interface, Path(folder, "interface.cpp"), Path(folder, "interface.o"), plain(command))
+                _keep(made, common)
+                common = made
+            own = compiled(rest, target.with_suffix(".rest.cpp"), Path(folder, "rest.o"), command)
+            link = [command.split()[0], "-r", "-nostdlib", str(common), str(own), "-o", str(target)]
+            cpp_builder.run_compile_cmd(shlex.join(link), cwd=folder)
 
 
 def split(wrapper: str) -> tuple[str, str] | None:
@@ -103,45 +145,13 @@ def plain(command: str) -> str:
     words = iter(shlex.split(command))
     kept = []
     for word in words:
+        if word == "-D":
+            word += next(words)
         if word == "-include":
             next(words)
         elif word in KEPT or not word.startswith(DROPPED):
             kept.append(word)
     return shlex.join([*kept, "-O1", "-w"])
-
-
-def _build_in_parts(builder: Any, source: bytes, build: Callable[[Any], None]) -> None:
-    """Make the object of a wrapper from those of its parts if that is possible, or else as inductor does."""
-    from torch._inductor.exc import CppCompileError
-
-    parts = split(source.decode())
-    if parts is not None:
-        with contextlib.suppress(CppCompileError, OSError):
-            return _link(builder, *parts)
-    return build(builder)
-
-
-def _link(builder: Any, interface: str, rest: str) -> None:
-    """Compile the rest of a wrapper, and the interface unless the cache has it, and link them to one object."""
-    from torch._inductor import cpp_builder
-
-    target, command = Path(builder.get_target_file_path()), builder.get_command_line()
-    common = _kept(builder, interface.encode(), plain(command))
-
-    def compiled(text: str, source: Path, made: Path, command: str) -> Path:
-        _write(source, text.encode())  # debug information has its name
-        inputs = command.replace(str(target.with_suffix(".cpp")), str(source))
-        cpp_builder.run_compile_cmd(inputs.replace(str(target), str(made)), cwd=str(made.parent))
-        return made
-
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        if not common.is_file():
-            made = compiled(interface, Path(folder, "interface.cpp"), Path(folder, "interface.o"), plain(command))
-            _keep(made, common)
-            common = made
-        own = compiled(rest, target.with_suffix(".rest.cpp"), Path(folder, "rest.o"), command)
-        link = [command.split()[0], "-r", "-nostdlib", str(common), str(own), "-o", str(target)]
-        cpp_builder.run_compile_cmd(shlex.join(link), cwd=folder)
 
 
 def key(source: bytes, command: str, compiler: str) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -455,11 +456,15 @@ def candidates(options: Options) -> Iterator[Candidate]:
 
 
 def examine(probed: str) -> tuple[Part, ...]:
-    """Check that there is a C++ compiler."""
+    """Check that there is a C++ compiler, and the program that torch.compile calls to name precompiled headers."""
     compiler = environment.compiler()
     if compiler is None:
         return (Part("bad", "C++ compiler", "none, which the target compile needs", COMPILER),)
-    return (Part("ok", "C++ compiler", compiler),)
+    found = Part("ok", "C++ compiler", compiler)
+    if shutil.which("openssl"):
+        return (found,)
+    missing = "none, which torch.compile needs on a CPU; packages do not"
+    return found, Part("note", "openssl", missing, "install openssl (Debian: apt install openssl)")
 
 
 def _breaks_and_recompilations() -> tuple[str, ...]:

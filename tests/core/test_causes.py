@@ -521,6 +521,8 @@ RECORDED = [
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
     # AOTInductor with an old compiler; slow to reproduce.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
+    # torch.compile on Debian without openssl.
+    ("no-openssl", "FileNotFoundError: [Errno 2] No such file or directory: 'openssl' (cache/zq/czq.py:34)"),
     # A message of the kernel; a GPU; dlopen without the CUDA libraries.
     ("illegal-instruction", "Illegal instruction (core dumped)"),
     ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),

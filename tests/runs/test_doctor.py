@@ -86,6 +86,13 @@ def test_no_compiler_and_no_runner(examine, monkeypatch: pytest.MonkeyPatch) -> 
     assert "run `exporter runner build`" in examine()["exporter-run"].remedy
 
 
+def test_no_openssl(examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
+    assert "openssl" not in examine()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert (examine()["openssl"].level, examine()["C++ compiler"].level) == ("note", "ok")
+
+
 def test_a_runner_for_another_torch(examine, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(
         RUNNER, path=Path("build/exporter-run"), origin=runners.CHECKOUT, refused="was built for torch 2.13.0"

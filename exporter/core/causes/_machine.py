@@ -18,6 +18,12 @@ CAUSES = (
         "install g++ (Debian: apt install g++), or name one in CXX",
     ),
     Cause(
+        "no-openssl",
+        (r"FileNotFoundError: .*'openssl'",),
+        "torch.compile calls the program openssl, which is not installed",
+        "install openssl (Debian: apt install openssl), or ship the package, `compile`, which does not need it",
+    ),
+    Cause(
         "compiler-failed",
         (r"CppCompileError|C\+\+ compile error", r"CUDACompileError"),
         "The C++ compiler rejected the code that AOTInductor generated",
