@@ -1,4 +1,4 @@
-"""Inductor's settings, and patches: persistent headers, reproducible sources, detection of vector instructions."""
+"""Inductor's settings, and patches: reproducible sources, detection of vector instructions."""
 
 from __future__ import annotations
 
@@ -75,41 +75,6 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def keep_headers() -> None:
-    """Keep precompiled headers in the cache directory; torch puts them among temporary files.
-
-    Torch names them by a hash of all files that they include, which takes half a second and the program `openssl`. Here
-    the versions of torch and of the compiler stand for these files.
-    """
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    place, patched = Path(cache_dir()) / "precompiled_headers", typing.cast(Any, codecache)
-    patched._HEADER_DIR, patched._HEADER_LOCK_DIR = str(place), str(place / "locks")
-    patched._precompile_header = functools.cache(_precompiled)
-
-
-def _precompiled(header: str, command: str, **settings: Any) -> str:
-    """Precompile a header of torch unless that was done before; return the path to include."""
-    import torch
-    from torch._inductor import codecache, cpp_builder
-
-    settings.pop("extra_flags", None)  # for the linker
-    options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
-    version = cpp_builder.get_compiler_version_info(options.get_compiler())
-    key, path = codecache.write(
-        f"#include <{header}>\n",
-        "h",
-        extra="\0".join((command, version, torch.__version__, torch.version.git_version)),
-        specified_dir=codecache._HEADER_DIR,
-    )
-    builder = cpp_builder.CppBuilder(name=path, sources=path, BuildOption=options)
-    locks = Path(codecache._HEADER_LOCK_DIR)
-    locks.mkdir(parents=True, exist_ok=True)
-    codecache._worker_compile_cpp(str(locks / f"{key}.lock"), (builder,))
-    return path
 
 
 def repeat_itself() -> None:

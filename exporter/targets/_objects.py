@@ -1,4 +1,4 @@
-"""A cache of the objects that inductor compiles from C++, because it compiles unchanged sources again in every export.
+"""A cache of the headers and objects that inductor compiles, because it compiles unchanged sources in every export.
 
 An object depends on its source and the compile command, except for the paths in them, and on the compiler, torch and,
 because of `-march=native`, the CPU. Objects with weights are not kept: they are large, and assembling them is fast.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 import os
 import shlex
@@ -21,13 +22,48 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from exporter.core import environment
 
 KEPT = ("-fPIC", "-fopenmp")
 DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic", "-DCPU_CAPABILITY")
 BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
+
+
+def keep_headers() -> None:
+    """Keep precompiled headers in the cache directory; torch puts them among temporary files.
+
+    Torch names them by a hash of all files that they include, which takes half a second and the program `openssl`. Here
+    the versions of torch and of the compiler stand for these files.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    place, patched = Path(cache_dir()) / "precompiled_headers", cast(Any, codecache)
+    patched._HEADER_DIR, patched._HEADER_LOCK_DIR = str(place), str(place / "locks")
+    patched._precompile_header = functools.cache(_precompiled)
+
+
+def _precompiled(header: str, command: str, **settings: Any) -> str:
+    """Precompile a header of torch unless that was done before; return the path to include."""
+    import torch
+    from torch._inductor import codecache, cpp_builder
+
+    settings.pop("extra_flags", None)  # for the linker
+    options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
+    version = cpp_builder.get_compiler_version_info(options.get_compiler())
+    key, path = codecache.write(
+        f"#include <{header}>\n",
+        "h",
+        extra="\0".join((command, version, torch.__version__, torch.version.git_version)),
+        specified_dir=codecache._HEADER_DIR,
+    )
+    builder = cpp_builder.CppBuilder(name=path, sources=path, BuildOption=options)
+    locks = Path(codecache._HEADER_LOCK_DIR)
+    locks.mkdir(parents=True, exist_ok=True)
+    codecache._worker_compile_cpp(str(locks / f"{key}.lock"), (builder,))
+    return path
 
 
 @contextlib.contextmanager

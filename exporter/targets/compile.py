@@ -100,7 +100,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             "install torch 2.14 or leave out --portable",
         )
     _inductor.parse(options.inductor)  # before the slow steps
-    _inductor.keep_headers()
+    _objects.keep_headers()
     _inductor.repeat_itself()
     slow = _inductor.find_vector_instructions()
     if options.device == "cpu":

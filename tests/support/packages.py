@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from exporter.targets import _inductor, _objects
+from exporter.targets import _objects
 
 
 def build(program: Any, path: Path, **settings: object) -> Path:
     """Compile an exported program with inductor's settings; take objects from the cache and keep them there."""
-    _inductor.keep_headers()
+    _objects.keep_headers()
     with torch.no_grad(), _objects.reused():
         return Path(
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)

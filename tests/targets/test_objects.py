@@ -12,7 +12,7 @@ import torch
 from torch._inductor import cpp_builder
 
 from exporter.core import environment
-from exporter.targets import _inductor, _objects
+from exporter.targets import _objects
 
 Compile = Callable[..., bytes]
 
@@ -104,7 +104,7 @@ def adds(number: float, folder: Path) -> bool:
     """Return whether a package of a sum is right."""
     size = int(number) + 2
     program = torch.export.export(Sum(number), (torch.ones(size),))
-    _inductor.keep_headers()
+    _objects.keep_headers()
     with torch.no_grad(), _objects.reused():
         made = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / f"{number}.pt2"))
     return torch.equal(torch._inductor.aoti_load_package(made)(torch.ones(size)), torch.full((size,), 1 + number))
