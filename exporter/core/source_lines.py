@@ -264,5 +264,10 @@ def _own_folders() -> tuple[str, ...]:
 
 def shown(path: str, line: int | str) -> str:
     """Return `file:line`, with the path of an installed package's file relative to site-packages."""
-    package = _PACKAGE.match(path)
-    return f"{path[package.end() :] if package else path}:{line}"
+    return shortened(f"{path}:{line}")
+
+
+def shortened(place: str) -> str:
+    """Return `file:line` with the path of an installed package's file relative to site-packages; "" for ""."""
+    package = _PACKAGE.match(place)
+    return place[package.end() :] if package else place

@@ -212,9 +212,10 @@ def _fixed(fixed: tuple[FixedSize, ...], known: Known) -> Diagnosis:
     """
     lines = {one: _line(one, known.limits) for one in fixed}
     said = "; ".join(f"{one} by {line}" if line else str(one) for one, line in lines.items())
-    warned = dict.fromkeys(one.place for one in known.warnings if one.place and not one.unrecorded)
-    if warned and not any(lines.values()):
-        said = f"{said} (perhaps by {', '.join(list(warned)[:2])})"
+    places = dict.fromkeys(one.place for one in known.warnings if one.place and not one.unrecorded)
+    if places and not any(lines.values()):
+        warned = [one for one in places if not source_lines.of_library(one)] or list(places)
+        said = f"{said} (perhaps by {', '.join(map(source_lines.shortened, warned[:2]))})"
     words = {"dim": fixed[0].symbol, "size": str(fixed[0].size)}
     return Diagnosis(said, "dimension-baked", words, fixed)
 
@@ -278,4 +279,5 @@ def _branch(warned: Iterable[Warned], kinds: Sequence[str] = KINDS) -> str:
     placed = [one for one in warned if one.place]
     ours = [one for one in placed if not source_lines.of_library(one.place)]
     tried = [(group, kind) for group in (ours, placed) for kind in kinds]
-    return next((one.place for group, kind in tried for one in group if kind in one.message), "")
+    found = (one.place for group, kind in tried for one in group if kind in one.message)
+    return source_lines.shortened(next(found, ""))

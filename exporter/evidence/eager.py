@@ -38,8 +38,24 @@ def references(
 ) -> tuple[list[Tensors], str]:
     """Return the references for the inputs `data`, and their kind: "float64" or "eager".
 
-    `eager` holds the outputs in the model's own precision; they become the references if float64 fails.
+    `eager` holds the outputs in the model's own precision; they become the references if float64 fails, or has NaN or
+    infinity where they are finite: code such as `mask.float() * torch.finfo(scores.dtype).min` overflows only there.
     """
+    found, kind = _references(module, data, eager, device)
+    if as_finite(found, eager):
+        return found, kind
+    return [in_float64(one) for one in eager], "eager"
+
+
+def as_finite(found: Sequence[Tensors], eager: Sequence[Tensors]) -> bool:
+    """Return whether references are finite wherever eager's outputs are."""
+    pairs = (pair for both in zip(found, eager, strict=True) for pair in zip(*both, strict=True))
+    return not any(bool((own.isfinite() & ~reference.isfinite()).any()) for reference, own in pairs)
+
+
+def _references(
+    module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors], device: str
+) -> tuple[list[Tensors], str]:
     try:
         return in_double(module, lambda: _widened(module, data, eager)), "float64"
     except Exception:  # a model that was not written for float64 can raise anything
@@ -124,7 +140,7 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
         with time_limit.stop_after(limit_s):
             outputs = run(module, data, device)
         others = [run(module, perturbations.perturbed(data, sign), device) for sign in (1, -1)]
-        (reference,), _ = references(module, [data], [outputs], device)
+        (reference,), _ = _references(module, [data], [outputs], device)
         return all(perturbations.settled(outputs, other, tolerance) for other in (*others, reference))
     except Exception:  # at unusual values, a model can raise anything
         return False

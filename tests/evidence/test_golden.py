@@ -102,6 +102,20 @@ def test_float64_with_other_shapes_is_not_a_reference() -> None:
     assert make(OtherShapes())[1].reference == "eager"
 
 
+class Masks(torch.nn.Module):
+    """Masks scores as CANINE does: in float64, the least number times a mask in float32 is NaN."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        masked = (1.0 - torch.ones(x.shape[1])).float() * torch.finfo(x.dtype).min
+        return (x + masked).softmax(-1)
+
+
+def test_float64_with_nan_where_eager_is_finite_is_not_a_reference() -> None:
+    made, findings = make(Masks())
+    assert findings.reference == "eager"
+    assert all(case.reference[0].isfinite().all() for case in made.cases)
+
+
 class Random(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)

@@ -54,6 +54,14 @@ ARCHITECTURES = {
         {"batch": (1, 64), "sequence": (1, 40)},
     ),
     "videomae": (["pixel_values"], {"batch": (1, 64)}),
+    "canine": (
+        ["input_ids", "attention_mask", "token_type_ids"],
+        {"batch": (1, 64), "sequence": (4, 512)},
+    ),
+    "esm": (["input_ids", "attention_mask"], TEXT),
+    "clap": (["input_ids", "input_features", "attention_mask"], TEXT),
+    "patchtst": (["past_values"], {"batch": (1, 64)}),
+    "sam": (["pixel_values"], {"batch": (1, 64)}),
 }
 
 
@@ -98,6 +106,26 @@ def test_architectures(name: str) -> None:
         for value in {least, min(most, 3 * example_sizes(made.inputs)[size]) + 1}:
             if least <= value <= most:
                 assert [len(t.shape) for t in run(made, model, **{size: value})] == [len(shape) for shape in shapes]
+
+
+def test_an_image_has_enough_pixels_for_a_detector() -> None:
+    """It takes its 300 queries from the pixels of three maps."""
+    made = recipe("rt_detr")
+    assert made.sizes == {"batch": (1, 64), "height": (128, 512), "width": (128, 512)}
+    assert example_sizes(made.inputs) == {"batch": 1, "height": 128, "width": 128}
+    assert recipe("deformable_detr").sizes["height"] == (32, 512), "its queries are learned"
+
+
+def test_an_architecture_whose_parts_do_not_fit_when_small_is_whole() -> None:
+    made = recipe("cvt")
+    assert run(made, made.load("auto"))
+
+
+def test_statistics_of_random_weights_are_of_several_rows() -> None:
+    """With those of two rows, an output of this model was 1e12."""
+    made = recipe("levit")
+    torch.manual_seed(0)
+    assert max(float(t.abs().max()) for t in run(made, made.load("auto"))) < 1e4
 
 
 def test_the_same_architectures_export(cli: Cli, tmp_path: Path) -> None:

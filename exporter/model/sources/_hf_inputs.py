@@ -7,20 +7,18 @@ sizes, so the sizes of a model are those of all its makers.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from exporter.core.errors import RecipeError
+from exporter.model.sources import _hf_sizes
+from exporter.model.sources._hf_sizes import Size, first, part, token
 
 Maker = Callable[..., torch.Tensor]
-LONGEST = 512  # limit on the number of tokens
-SAMPLES = 16_000  # one second of audio; the limit is ten
+CHARACTERS = 0x2000  # Unicode's first, which have most alphabets
 MODALITIES = ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_values", "input_features")
 CONSTANTS = {"use_cache": False, "use_mems": False}  # no input takes the cache that forward would return
 OWN_DECODER_INPUT = (
@@ -28,15 +26,6 @@ OWN_DECODER_INPUT = (
     "ForQuestionAnswering",
     "ForTokenClassification",
 )  # forward derives it from input_ids
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of the example, and its range."""
-
-    default: int
-    min: int
-    max: int
 
 
 class HfInputs:
@@ -85,20 +74,11 @@ class _Known:
     def __init__(self, model_class: Any, config: Any) -> None:
         self.name, self.config = model_class.__name__, config
         self.parameters = inspect.signature(model_class.forward).parameters
-        self.text = _part(config, "text_config", "text_encoder", "encoder")
-        self.decoder = _part(config, "decoder", "text_config")
-        self.vision = _part(config, "vision_config", "encoder")
-        self.audio = _part(config, "audio_config", "audio_encoder", "encoder")
-        shortest = _shortest_audio(self.audio)
-        self.sizes = {
-            "batch": Size(1, 1, 64),
-            "sequence": _tokens(_shortest(self.text), _longest(self.text, "max_position_embeddings")),
-            "decoder_sequence": _tokens(1, _longest(self.decoder, "max_target_positions", "max_position_embeddings")),
-            "height": Size(64, 32, 512),
-            "width": Size(64, 32, 512),
-            "samples": Size(max(SAMPLES, shortest), shortest, max(10 * SAMPLES, shortest)),
-            "frames": Size(100, 8, 1000),
-        }
+        self.text = part(config, "text_config", "text_encoder", "encoder")
+        self.decoder = part(config, "decoder", "text_config")
+        self.vision = part(config, "vision_config", "encoder")
+        self.audio = part(config, "audio_config", "audio_encoder", "encoder")
+        self.sizes = _hf_sizes.of(config, self.text, self.decoder, self.audio)
 
     def maker(self, argument: str) -> Maker | None:
         """Return the maker of an argument, or None if the argument is unsupported or not needed."""
@@ -110,14 +90,16 @@ class _Known:
             return self._pixels(argument)
         if argument == "input_values":
             return self._waves()
+        if argument == "past_values":
+            return self._series()
         return self._features() if argument == "input_features" else None
 
     def _text(self, argument: str) -> Maker | None:
         absent = {
-            "token_type_ids": (_first(self.text, "type_vocab_size") or 0) < 2,
-            "bbox": _first(self.config, "max_2d_position_embeddings") is None,
+            "token_type_ids": (first(self.text, "type_vocab_size") or 0) < 2,
+            "bbox": first(self.config, "max_2d_position_embeddings") is None,
         }
-        if _first(self.text, "vocab_size") is None or absent.get(argument):
+        if _vocabulary(self.text) is None or absent.get(argument):
             return None
         makers = {
             "input_ids": self._input_ids,
@@ -134,7 +116,7 @@ class _Known:
     def _input_ids(self, batch: int, sequence: int) -> torch.Tensor:
         mask = _mask(batch, sequence)
         ids = self._words[torch.randint(len(self._words), (batch, sequence))]
-        pad, end = _token(self.text, "pad_token_id"), _token(self.text, "eos_token_id")
+        pad, end = token(self.text, "pad_token_id"), token(self.text, "eos_token_id")
         if pad is not None:
             ids[mask == 0] = pad
         if end is not None and ("decoder_input_ids" in self.parameters or self.text is not self.config):
@@ -149,107 +131,61 @@ class _Known:
     def _decoder_input_ids(self, batch: int, decoder_sequence: int) -> torch.Tensor:
         words = _plain_tokens(self.decoder)
         ids = words[torch.randint(len(words), (batch, decoder_sequence))]
-        start = _token(self.config, "decoder_start_token_id")
+        start = token(self.config, "decoder_start_token_id")
         if start is not None:
             ids[:, 0] = start
         return ids
 
     def _pixels(self, argument: str) -> Maker | None:
-        if _token(self.config, "image_token_id") is not None or _token(self.config, "image_token_index") is not None:
+        if token(self.config, "image_token_id") is not None or token(self.config, "image_token_index") is not None:
             return None  # the text would need as many image tokens as the model makes from an image
-        frames = _first(self.vision, "num_frames", "frames_per_clip")
-        channels = _first(self.vision, "num_channels", "in_channels", "in_chans") or 3
+        frames = first(self.vision, "num_frames", "frames_per_clip")
+        channels = first(self.vision, "num_channels", "in_channels", "in_chans") or 3
         leading = [channels] if frames is None else [frames, channels]
-        size = _first(self.vision, "image_size", "input_size", "crop_size")
+        size = first(self.vision, "image_size", "input_size", "crop_size")
         if size is None:
             return lambda batch, height, width: torch.randn(batch, *leading, height, width)
         sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
         return lambda batch: torch.randn(batch, *leading, *sides)
 
     def _waves(self) -> Maker | None:
-        if _first(self.audio, "conv_kernel") and _first(self.audio, "conv_stride"):
+        if first(self.audio, "conv_kernel") and first(self.audio, "conv_stride"):
             return lambda batch, samples: torch.randn(batch, samples)
-        length, bins = _first(self.audio, "max_length"), _first(self.audio, "num_mel_bins")
+        length, bins = first(self.audio, "max_length"), first(self.audio, "num_mel_bins")
         if length and bins:
             return lambda batch: torch.randn(batch, length, bins)
-        if _first(self.config, "upsampling_ratios", "downsampling_ratios"):  # a codec such as EnCodec, Mimi or DAC
-            channels = _first(self.config, "audio_channels") or 1
+        if first(self.config, "upsampling_ratios", "downsampling_ratios"):  # a codec such as EnCodec, Mimi or DAC
+            channels = first(self.config, "audio_channels") or 1
             return lambda batch, samples: torch.randn(batch, channels, samples)
         return None
 
+    def _series(self) -> Maker | None:
+        length, channels = first(self.config, "context_length"), first(self.config, "num_input_channels")
+        return (lambda batch: torch.randn(batch, length, channels)) if length and channels else None
+
     def _features(self) -> Maker | None:
-        width = _first(self.audio, "input_feat_per_channel", "feature_projection_input_dim")
+        side, mels = first(self.audio, "spec_size"), first(self.audio, "num_mel_bins")
+        if side and mels:  # CLAP folds a spectrogram of this length into a square image
+            return lambda batch: torch.randn(batch, 1, side * side // mels, mels)
+        width = first(self.audio, "input_feat_per_channel", "feature_projection_input_dim")
         if width:
             return lambda batch, frames: torch.randn(batch, frames, width)
-        bins, positions = _first(self.audio, "num_mel_bins"), _first(self.audio, "max_source_positions")
+        bins, positions = first(self.audio, "num_mel_bins"), first(self.audio, "max_source_positions")
         if bins and positions:
             return lambda batch: torch.randn(batch, bins, 2 * positions)  # the first convolution halves it
         return None
 
 
-def _part(config: Any, *names: str) -> Any:
-    """Return the first of these sub-configurations that exists, or the configuration itself."""
-    parts = (getattr(config, name, None) for name in names)
-    return next((part for part in parts if hasattr(part, "model_type")), config)
-
-
-def _first(config: Any, *names: str) -> Any:
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
-
-
-def _token(config: Any, name: str) -> int | None:
-    """Return the id of a special token (the first of several), or None."""
-    value = getattr(config, name, None)
-    value = value[0] if isinstance(value, list) and value else value
-    return value if isinstance(value, int) else None
+def _vocabulary(config: Any) -> int | None:
+    """Return the number of token ids; CANINE takes any character, by its hash."""
+    return first(config, "vocab_size") or (CHARACTERS if first(config, "num_hash_buckets") else None)
 
 
 def _plain_tokens(config: Any) -> torch.Tensor:
     """Return token ids without special ones and without the lowest ids, which most vocabularies reserve."""
-    special = {_token(config, name) for name in dir(config) if name.endswith(("token_id", "token_index"))}
-    low = min(1000, config.vocab_size // 10)
-    return torch.tensor([token for token in range(low, config.vocab_size) if token not in special])
-
-
-def _longest(config: Any, *names: str) -> int:
-    """Return the number of tokens that the positions allow, at most LONGEST."""
-    positions = _first(config, *names)
-    if not isinstance(positions, int) or positions < 1:
-        return LONGEST
-    if _counts_from_padding(config):
-        positions -= (_token(config, "pad_token_id") or 0) + 1
-    return min(LONGEST, positions)
-
-
-def _counts_from_padding(config: Any) -> bool:
-    """Return whether position ids start after the padding token's id, as in RoBERTa and its derivatives."""
-    try:
-        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    except ModuleNotFoundError:
-        return False
-    name = "create_position_ids_from_input_ids"
-    return hasattr(module, name) or any(hasattr(part, name) for part in vars(module).values() if inspect.isclass(part))
-
-
-def _shortest(config: Any) -> int:
-    """Return the minimum length, which is above 1 for Funnel Transformers: they halve it between blocks."""
-    blocks = _first(config, "block_sizes")
-    return 2 ** (len(blocks) - 1) + 1 if isinstance(blocks, (list, tuple)) else 1
-
-
-def _tokens(shortest: int, longest: int) -> Size:
-    return Size(max(shortest, min(14, longest)), shortest, longest)
-
-
-def _shortest_audio(config: Any) -> int:
-    """Return the number of samples that the convolutions of a speech model turn into two frames."""
-    kernels, strides = _first(config, "conv_kernel"), _first(config, "conv_stride")
-    if not isinstance(kernels, (list, tuple)) or not isinstance(strides, (list, tuple)):
-        return 1
-    reach = 1
-    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-        reach = (reach - 1) * stride + kernel
-    return int(reach + math.prod(strides))
+    special = {token(config, name) for name in dir(config) if name.endswith(("token_id", "token_index"))}
+    count = _vocabulary(config) or 0
+    return torch.tensor([token for token in range(min(1000, count // 10), count) if token not in special])
 
 
 def _mask(batch: int, sequence: int) -> torch.Tensor:

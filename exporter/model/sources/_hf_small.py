@@ -10,6 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -33,7 +34,7 @@ _HEAD_WIDTH = re.compile(r"(\w+_)?(head_dim|dim_head|d_head|d_kv|rotary_dim)")
 _WIDTH = re.compile(
     r"(\w+_)?(hidden_sizes?|hidden_dims?|dims?|dimension|embed_dims?|d_model|d_ff|d_inner|n_embd|n_inner|d_embed"
     r"|ffn_hidden_size|width|channels|rank|filters|intermediate_sizes?|embedding_size|projection_size|proj_size|pooler_output_size"
-    r"|feature_size|conv_dim|coordinate_size|shape_size|num_groups|upsample_groups)"
+    r"|feature_size|conv_dim|coordinate_size|shape_size|num_groups|upsample_groups|num_pos_feats)"
 )
 _EXPERTS = re.compile(r"(\w+_)?(num|n)_(local_|routed_)?experts")
 _CHOSEN_EXPERTS = re.compile(r"(\w+_)?(experts_per_tok|top_?k|moe_k)")
@@ -42,17 +43,34 @@ _TOKENS = re.compile(r"(\w+_)?token_(id|index)")
 BY_TYPE: dict[str, dict[str, Any]] = {
     "falcon": {"hidden_size": 64, "num_attention_heads": 4},  # 71 heads by default
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one entry per layer
+    "esm": {"vocab_size": 33, "pad_token_id": 1},  # None by default
     "stablelm": {"num_attention_heads": 2, "num_key_value_heads": 2},  # a quarter of each head is rotated, in pairs
 }
+# Architectures whose parts do not fit together when they are small; these have their default configuration.
+WHOLE = (
+    *("cvt", "d_fine", "depth_anything", "grounding-dino", "mask2former", "maskformer", "mm-grounding-dino"),
+    *("prompt_depth_anything", "rt_detr", "rt_detr_v2", "upernet", "zoedepth"),
+)
 AFTER_ENCODER = {"is_decoder": True, "add_cross_attention": True}  # for a decoder with a separate configuration
 Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """What all configurations of a tree have in common when they are made small."""
+
+    scale: int  # by which widths are divided
+    tokens: Mapping[int, int]  # new ids of special tokens
+    images: bool  # whether images are small
 
 
 def config(config_class: Any) -> Any:
     """Return a configuration whose model builds and runs within a second. Raises what the class raises."""
     default = config_class()
+    if default.model_type in WHOLE:
+        return default
     tree = list(_tree(default))
-    return _small(default, _scale(tree), _new_tokens(tree))
+    return _small(default, _Reduction(_scale(tree), _new_tokens(tree), _any_images(tree)))
 
 
 def _tree(config: Any) -> Iterator[Any]:
@@ -118,15 +136,16 @@ def _new_tokens(tree: Iterable[Any]) -> dict[int, int]:
     return {token: VOCABULARY - 1 - place for place, token in enumerate(large)}
 
 
-def _small(config: Any, scale: int, tokens: Mapping[int, int], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def _small(config: Any, to: _Reduction, given: Mapping[str, Any] = MappingProxyType({})) -> Any:
     fields = _fields(config)
     heads = _head_scale(fields)
-    changed = {name: _shrunk(name, value, scale, heads, tokens) for name, value in fields.items()}
+    changed = {name: _shrunk(name, value, to.scale, heads, to.tokens) for name, value in fields.items()}
     changed = {name: value for name, value in changed.items() if value != fields[name]}
     for name, child in _children(config).items():
         attends = name == "decoder" and set(AFTER_ENCODER) <= set(_fields(child))
-        changed[name] = _small(_own(child), scale, tokens, AFTER_ENCODER if attends else {})
-    return type(config)(**_images(config) | changed | BY_TYPE.get(config.model_type, {}) | dict(given))
+        changed[name] = _small(_own(child), to, AFTER_ENCODER if attends else {})
+    images = _images(config) if to.images else {}
+    return type(config)(**images | changed | BY_TYPE.get(config.model_type, {}) | dict(given))
 
 
 def _own(config: Any) -> Any:
@@ -160,7 +179,7 @@ def _shrunk(name: str, value: Any, scale: int, heads: int, tokens: Mapping[int, 
         return min(value, 2)
     if _HEAD_WIDTH.fullmatch(name):
         return _divided(value * heads, scale)
-    if _WIDTH.fullmatch(name):
+    if _WIDTH.fullmatch(name) and name != "mask_input_channels":  # which are divided by 4
         return _divided(value, scale)
     return value
 
@@ -170,11 +189,16 @@ def _divided(width: int, scale: int) -> int:
     return width if width <= 8 else max(2, -(-width // scale))
 
 
+def _any_images(tree: Iterable[Any]) -> bool:
+    """Return whether images may have any size; parts that attend in windows need their own."""
+    return not any("window_size" in vars(config) for config in tree)
+
+
 def _images(config: Any) -> Fields:
     """Return the field for a small image of PATCHES patches per side."""
     values = vars(config)
     patch, image = values.get("patch_size"), values.get("image_size")
-    if not isinstance(image, int) or (patch is not None and not isinstance(patch, int)) or "window_size" in values:
+    if not isinstance(image, int) or (patch is not None and not isinstance(patch, int)):
         return {}
     small = max(64, PATCHES * (patch or 16))
     return {"image_size": min(image, small)}

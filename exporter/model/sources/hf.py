@@ -109,7 +109,7 @@ class HfRecipe:
                 f"{self._class.__name__} cannot be built from the configuration of {self._name}", error
             ) from error
         model.eval()
-        _weights.stir(model, lambda: model(**self.inputs(batch=2)))
+        _weights.stir(model, lambda: model(**self.inputs(batch=8)))  # two rows are no statistics
         return _weights.labelled(model, "random")
 
 
