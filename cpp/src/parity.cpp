@@ -8,13 +8,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include "guard.h"
 
 namespace exporter {
 namespace {
 
-constexpr double kTiny = 1e-300;  // replaces a divisor of 0
+constexpr double kTiny = 1e-300;            // replaces a divisor of 0
+constexpr double kFar = 5000;               // the least magnitude of an extreme element
+constexpr double kGap = 100;                // times the magnitude of the next smaller element
+constexpr std::int64_t kSampled = 1 << 16;  // elements among which the gap is sought
+constexpr double kNoise = 0.3;  // of the reference's rms; a larger error is never eager's rounding
 constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
@@ -25,15 +30,31 @@ struct Values {
   std::int64_t size;
 };
 
+/// Sums over some of the finite elements.
+struct Group {
+  std::int64_t count = 0, eager_count = 0;  // eager_count: elements where eager is finite too
+  bool within = true;                       // whether d is within tolerance everywhere
+  double square = 0, eager_square = 0;      // sums of squared errors
+  double actual_square = 0, reference_square = 0, product = 0;
+
+  double rmse() const { return std::sqrt(square / static_cast<double>(count)); }
+  double eager_rmse() const {
+    return eager_count == 0 ? 0 : std::sqrt(eager_square / static_cast<double>(eager_count));
+  }
+  double cosine() const {
+    if (actual_square == 0 && reference_square == 0) return 1;
+    const double norms = std::sqrt(actual_square) * std::sqrt(reference_square);
+    return norms == 0 ? 0 : product / norms;
+  }
+};
+
 /// The result of one pass over the finite elements.
 struct Sums {
-  std::int64_t count = 0, eager_count = 0;  // eager_count: elements where eager is finite too
-  bool equal = true, within = true;         // whether y == e, and d is within tolerance, everywhere
+  bool equal = true;  // whether y == e everywhere
   double max_abs = 0, max_rel = 0;
   double worst_excess = -1;
   std::int64_t worst = 0;
-  double square = 0, eager_square = 0;  // sums of squared errors
-  double actual_square = 0, reference_square = 0, product = 0;
+  std::vector<Group> groups;  // the usual elements, and the extreme ones; without empty ones
 };
 
 std::string shape_text(at::IntArrayRef sizes) {
@@ -120,8 +141,32 @@ double excess_of(double distance, double allowed) {
   return allowed > 0 ? distance / allowed : distance * 1e30;
 }
 
+/// Returns the magnitude of the reference above which elements are extreme, such as the -1e9 of
+/// masked scores, beside which no error of another element would count; infinity if none is.
+double usual_limit(const Values& values) {
+  const auto finite = std::count_if(values.actual, values.actual + values.size,
+                                    [](double y) { return std::isfinite(y); });
+  const std::int64_t stride = finite / kSampled | 1;
+  std::vector<double> sample{1.0};
+  std::int64_t place = 0;
+  for (std::int64_t i = 0; i < values.size; ++i) {
+    if (!std::isfinite(values.actual[i])) continue;
+    const double magnitude = std::abs(values.reference[i]);
+    if (place++ % stride == 0 && magnitude > 1) sample.push_back(magnitude);
+  }
+  std::sort(sample.begin(), sample.end());
+  for (std::size_t i = 1; i < sample.size(); ++i) {
+    if (sample[i] >= kFar && sample[i] >= kGap * sample[i - 1]) {
+      return std::sqrt(sample[i - 1] * sample[i]);
+    }
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
 Sums accumulate(const Values& values, const Tolerance& tolerance) {
+  const double limit = usual_limit(values);
   Sums sums;
+  Group usual, extreme;
   for (std::int64_t i = 0; i < values.size; ++i) {
     const double y = values.actual[i], e = values.eager[i], r = values.reference[i];
     if (!std::isfinite(y)) continue;  // then the reference is not finite either
@@ -132,38 +177,53 @@ Sums accumulate(const Values& values, const Tolerance& tolerance) {
       sums.worst_excess = excess;
       sums.worst = i;
     }
-    ++sums.count;
     sums.equal = sums.equal && y == e;
-    sums.within = sums.within && d <= allowed;
     sums.max_abs = std::max(sums.max_abs, d);
     sums.max_rel = std::max(sums.max_rel, d / std::max({std::abs(r), tolerance.atol, kTiny}));
-    sums.square += d * d;
+    Group& group = std::abs(r) > limit ? extreme : usual;
+    ++group.count;
+    group.within = group.within && d <= allowed;
+    group.square += d * d;
     if (std::isfinite(e)) {
-      ++sums.eager_count;
-      sums.eager_square += (e - r) * (e - r);
+      ++group.eager_count;
+      group.eager_square += (e - r) * (e - r);
     }
-    sums.actual_square += y * y;
-    sums.reference_square += r * r;
-    sums.product += y * r;
+    group.actual_square += y * y;
+    group.reference_square += r * r;
+    group.product += y * r;
+  }
+  for (const Group& group : {usual, extreme}) {
+    if (group.count > 0) sums.groups.push_back(group);
   }
   return sums;
 }
 
 constexpr const char* kTooCoarse = "too-coarse";
 
+/// Returns the least cosine of a group.
 double cosine(const Sums& sums) {
-  if (sums.actual_square == 0 && sums.reference_square == 0) return 1;
-  const double norms = std::sqrt(sums.actual_square) * std::sqrt(sums.reference_square);
-  return norms == 0 ? 0 : sums.product / norms;
+  double least = 1;
+  for (const Group& group : sums.groups) least = std::min(least, group.cosine());
+  return least;
+}
+
+/// Returns whether the elements are as good as eager's.
+bool is_drift(const Group& group, const Tolerance& tolerance) {
+  const double rms = std::sqrt(group.reference_square / static_cast<double>(group.count));
+  const double own = std::min(tolerance.k * group.eager_rmse(), kNoise * rms);
+  return group.rmse() <= own + (tolerance.atol + tolerance.rtol * rms) / 10;
 }
 
 /// Step 5.
-Verdict judge(const Sums& sums, double rmse, double eager_rmse, const Tolerance& tolerance) {
+Verdict judge(const Sums& sums, const Tolerance& tolerance) {
+  const auto all = [&](auto test) {
+    return std::all_of(sums.groups.begin(), sums.groups.end(), test);
+  };
   if (sums.equal) return Verdict::exact;
-  if (sums.within) return Verdict::rounding;
-  const double rms = std::sqrt(sums.reference_square / static_cast<double>(sums.count));
-  const double tol = tolerance.atol + tolerance.rtol * rms;
-  if (rmse <= tolerance.k * eager_rmse + tol / 10) return Verdict::drift;
+  if (all([](const Group& group) { return group.within; })) return Verdict::rounding;
+  if (all([&](const Group& group) { return group.within || is_drift(group, tolerance); })) {
+    return Verdict::drift;
+  }
   return tolerance.min_cosine && cosine(sums) >= *tolerance.min_cosine ? Verdict::quantized
                                                                        : Verdict::fail;
 }
@@ -195,13 +255,10 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
                             const Tolerance& tolerance) {
   const Sums sums = accumulate(values, tolerance);
   result.max_abs = sums.max_abs;
-  if (sums.count == 0) return result;
-  const auto count = static_cast<double>(sums.count);
+  if (sums.groups.empty()) return result;
   result.max_rel = sums.max_rel;
-  result.rmse = std::sqrt(sums.square / count);
-  result.eager_rmse = sums.eager_count == 0
-                          ? 0
-                          : std::sqrt(sums.eager_square / static_cast<double>(sums.eager_count));
+  result.rmse = sums.groups[0].rmse();
+  result.eager_rmse = sums.groups[0].eager_rmse();
   if (*result.eager_rmse != 0) {
     result.rmse_ratio = *result.rmse / *result.eager_rmse;
   } else if (*result.rmse == 0) {
@@ -209,7 +266,7 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   }
   result.cosine = cosine(sums);
   result.worst = unravel(sums.worst, sizes);
-  result.verdict = judge(sums, *result.rmse, *result.eager_rmse, tolerance);
+  result.verdict = judge(sums, tolerance);
   if (result.verdict == Verdict::quantized && holds_scores(result.output, sizes.size())) {
     const auto changed = changed_winners(values, sizes.back());
     if (changed > 0) {

@@ -127,6 +127,33 @@ TEST_CASE("drift") {
   CHECK(compare("y", ones_but(0.97f), eager, reference, kTolerance).verdict == Verdict::fail);
 }
 
+/// Eager's error counts only up to 0.3 of the reference: beyond, any output would pass.
+TEST_CASE("an error of eager that is no rounding") {
+  const at::Tensor reference = at::ones({2, 3}, at::kDouble);
+  const at::Tensor eager = at::full({2, 3}, 3.0f);
+  CHECK(compare("y", at::zeros({2, 3}), eager, reference, kTolerance).verdict == Verdict::fail);
+  CHECK(compare("y", at::full({2, 3}, 1.2f), eager, reference, kTolerance).verdict ==
+        Verdict::drift);
+}
+
+/// Masked scores do not hide the errors of the others, by their size or by the cosine.
+TEST_CASE("extreme elements") {
+  at::Tensor reference = at::ones({2, 6}, at::kDouble);
+  reference.select(1, 0).fill_(-1e9);
+  const at::Tensor eager = reference.to(at::kFloat);
+  at::Tensor actual = eager.clone();
+  actual[1][2] = 1.5f;
+  const auto result = compare("y", actual, eager, reference, kTolerance);
+  CHECK(result.verdict == Verdict::fail);
+  CHECK(result.reason == "1.5 where the reference is 1 at [1, 2]");
+  const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995};
+  CHECK(compare("y", actual, eager, reference, coarse).verdict == Verdict::fail);
+  actual[1][2] = 1.05f;
+  CHECK(compare("y", actual, eager, reference, coarse).verdict == Verdict::quantized);
+  actual[0][0] = 0;
+  CHECK(compare("y", actual, eager, reference, coarse).verdict == Verdict::fail);
+}
+
 /// An output with stored weights passes by the cosine, but only if these weights give it.
 TEST_CASE("stored weights") {
   const Tolerance tolerance{1e-4, 1e-5, 2.0, 0.99};

@@ -124,11 +124,17 @@ def in_float64(data: Tensors) -> Tensors:
 def widen(outputs: Tensors, eager: Tensors) -> Tensors:
     """Return float64 outputs as references: float64 where eager's output is floating, else eager's own output.
 
-    Raises ValueError if the shapes differ.
+    Elements that overflow in eager's dtype are eager's own: they are limits of a dtype, such as the torch.finfo().max
+    of masked boxes. Raises ValueError if the shapes differ.
     """
     if [t.shape for t in outputs] != [t.shape for t in eager]:
         raise ValueError("the outputs in float64 have other shapes")
-    return tuple(o.double() if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
+    return tuple(_bounded(o, e) if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
+
+
+def _bounded(output: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+    beyond = output.abs() > torch.finfo(eager.dtype).max
+    return torch.where(beyond & eager.isfinite(), eager.double(), output.double())
 
 
 def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance, limit_s: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,10 @@ from exporter.core.parity_records import VERDICTS, CaseParity, Parity, Tolerance
 
 Array = NDArray[Any]
 
+FAR = 5000.0  # the least magnitude of an extreme element
+GAP = 100.0  # times the magnitude of the next smaller element
+SAMPLED = 1 << 16  # elements among which the gap is sought
+NOISE = 0.3  # of an output's root mean square; a larger error is never eager's rounding
 CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
 
 
@@ -107,24 +112,24 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
     distance, magnitude = np.abs(y - r), np.abs(r)
     allowed = tolerance.atol + tolerance.rtol * magnitude
     at = int(np.divide(distance, allowed, out=distance * 1e30, where=allowed > 0).argmax())
-    sound = np.isfinite(e)
-    rmse, eager_rmse = _rms(y - r), _rms((e - r)[sound]) if sound.any() else 0.0
-    tol = tolerance.atol + tolerance.rtol * _rms(r)
+    extreme = magnitude > _usual_limit(magnitude)
+    groups = [_Group.of(y[one], e[one], r[one], allowed[one]) for one in (~extreme, extreme) if one.any()]
     verdict: Verdict = "FAIL"
     lost = 0
     if bool((y == e).all()):
         verdict = "exact"
-    elif bool((distance <= allowed).all()):
+    elif all(group.within for group in groups):
         verdict = "rounding"
-    elif rmse <= tolerance.k * eager_rmse + tol / 10:
+    elif all(group.within or group.rmse <= group.drift(tolerance) for group in groups):
         verdict = "drift"
-    elif tolerance.min_cosine is not None and _cosine(y, r) >= tolerance.min_cosine:
+    elif tolerance.min_cosine is not None and all(group.cosine >= tolerance.min_cosine for group in groups):
         lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
     reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
+    cosine = min(group.cosine for group in groups)
     if verdict == "FAIL" and tolerance.min_cosine is not None:
-        reason = f"cosine {_cosine(y, r):.4f}, the minimum is {tolerance.min_cosine:g}"
+        reason = f"cosine {cosine:.4f}, the minimum is {tolerance.min_cosine:g}"
     reason = f"rows whose clear winner changed: {lost}" if lost else reason
     return OutputParity(
         name,
@@ -132,13 +137,49 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         reason,
         max_abs=float(distance.max()),
         max_rel=float((distance / np.maximum(np.maximum(magnitude, tolerance.atol), 1e-300)).max()),
-        rmse=rmse,
-        eager_rmse=eager_rmse,
-        rmse_ratio=rmse / eager_rmse if eager_rmse else (1.0 if rmse == 0 else None),
-        cosine=_cosine(y, r),
+        rmse=groups[0].rmse,
+        eager_rmse=groups[0].eager,
+        rmse_ratio=groups[0].rmse / groups[0].eager if groups[0].eager else (1.0 if groups[0].rmse == 0 else None),
+        cosine=cosine,
         worst=index,
         cause="too-coarse" if verdict == "FAIL" and tolerance.min_cosine is not None else "",
     )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Measures of elements of one output: root mean squares of the errors and of the reference."""
+
+    within: bool  # whether every element is within the tolerance
+    rmse: float
+    eager: float
+    reference: float
+    cosine: float
+
+    @classmethod
+    def of(cls, got: Array, eager: Array, reference: Array, allowed: Array) -> _Group:
+        """Measure these elements."""
+        sound = np.isfinite(eager)
+        own = _rms((eager - reference)[sound]) if sound.any() else 0.0
+        within = bool((np.abs(got - reference) <= allowed).all())
+        return cls(within, _rms(got - reference), own, _rms(reference), _cosine(got, reference))
+
+    def drift(self, tolerance: Tolerance) -> float:
+        """Return the root mean square error up to which the elements are as good as eager's."""
+        own = min(tolerance.k * self.eager, NOISE * self.reference)
+        return own + (tolerance.atol + tolerance.rtol * self.reference) / 10
+
+
+def _usual_limit(magnitude: Array) -> float:
+    """Return the magnitude above which elements are extreme, such as the -1e9 of masked scores; infinity if none is.
+
+    Beside these no error of another element would count. It is the geometric mean of the ends of the first gap.
+    """
+    sample = magnitude[:: magnitude.size // SAMPLED | 1]
+    ordered = np.sort(np.append(sample[sample > 1.0], 1.0))
+    below, above = ordered[:-1], ordered[1:]
+    gaps = np.flatnonzero((above >= FAR) & (above >= GAP * below))
+    return math.sqrt(below[gaps[0]] * above[gaps[0]]) if gaps.size else math.inf
 
 
 def _holds_scores(name: str, values: Array) -> bool:

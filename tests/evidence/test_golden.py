@@ -116,6 +116,19 @@ def test_float64_with_nan_where_eager_is_finite_is_not_a_reference() -> None:
     assert all(case.reference[0].isfinite().all() for case in made.cases)
 
 
+class Limits(torch.nn.Module):
+    """Marks boxes outside an image with the greatest number, as RT-DETR does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, torch.finfo(x.dtype).max, x)
+
+
+def test_the_limits_of_a_dtype_are_no_error_of_eager() -> None:
+    made, findings = make(Limits())
+    assert (findings.reference, findings.eager_rmse) == ("float64", 0.0)
+    assert made.cases[0].reference[0].max() == torch.finfo(torch.float32).max
+
+
 class Random(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)

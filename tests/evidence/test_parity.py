@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,37 @@ def test_one_wrong_element_among_many_small_errors_fails() -> None:
     got[77] = 1.01
     found = judge(got, reference, reference)
     assert (found.verdict, found.worst) == ("FAIL", (77,))
+
+
+def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> None:
+    assert judge([0.0] * 6, [3.0] * 6, [1.0] * 6).verdict == "FAIL"
+    assert judge([1.2] * 6, [3.0] * 6, [1.0] * 6).verdict == "drift"
+
+
+@pytest.mark.parametrize("mask", [-1e9, -1e4, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("masked", [1, 20, 200])
+def test_masked_scores_do_not_hide_the_errors_of_others(mask: float, masked: int) -> None:
+    scores = np.asarray([mask] * masked + [1.0] * 10 + [0.5] * 20)
+    coarse = dataclasses.replace(TOLERANCE, min_cosine=0.995)
+
+    def judged(at: int, value: float, tolerance: Tolerance) -> OutputParity:
+        got = scores.copy()
+        got[at] = value
+        return judge(got, scores, tolerance=tolerance)
+
+    wrong = judged(masked, 1.5, TOLERANCE)
+    assert (wrong.verdict, wrong.worst) == ("FAIL", (masked,))
+    assert judged(masked, 2.5, coarse).verdict == "FAIL"
+    assert judged(masked, 1.05, coarse).verdict == "quantized"
+    assert judged(0, 0.0, TOLERANCE).verdict == "FAIL"
+    assert judged(0, mask * (1 - 1e-6), TOLERANCE).verdict == "rounding"
+
+
+def test_large_numbers_alone_are_not_extreme() -> None:
+    large = np.linspace(6000, 9000, 50)
+    off = large * (1 + 1e-3)
+    assert judge(off, large * (1 + 1e-3), large).verdict == "exact"
+    assert judge(off, large * (1 - 1e-3), large).verdict == "drift"
 
 
 def test_the_worst_element_is_relative_to_its_tolerance() -> None:
