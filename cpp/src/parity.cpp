@@ -41,6 +41,7 @@ struct Group {
   double eager_rmse() const {
     return eager_count == 0 ? 0 : std::sqrt(eager_square / static_cast<double>(eager_count));
   }
+  double reference_rms() const { return std::sqrt(reference_square / static_cast<double>(count)); }
   double cosine() const {
     if (actual_square == 0 && reference_square == 0) return 1;
     const double norms = std::sqrt(actual_square) * std::sqrt(reference_square);
@@ -209,9 +210,22 @@ double cosine(const Sums& sums) {
 
 /// Returns whether the elements are as good as eager's.
 bool is_drift(const Group& group, const Tolerance& tolerance) {
-  const double rms = std::sqrt(group.reference_square / static_cast<double>(group.count));
+  const double rms = group.reference_rms();
   const double own = std::min(tolerance.k * group.eager_rmse(), kNoise * rms);
   return group.rmse() <= own + (tolerance.atol + tolerance.rtol * rms) / 10;
+}
+
+/// Describes eager's error if it is too large to be its rounding.
+std::string noise(const Sums& sums) {
+  for (const Group& group : sums.groups) {
+    const double error = group.eager_rmse(), rms = group.reference_rms();
+    if (group.within || error <= kNoise * rms) continue;
+    char text[96];
+    std::snprintf(text, sizeof text, "; eager's error is %.3g where the output is %.3g (RMS)",
+                  error, rms);
+    return text;
+  }
+  return "";
 }
 
 /// Step 5.
@@ -283,7 +297,8 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
     result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
-                    short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst);
+                    short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst) +
+                    noise(sums);
   }
   return result;
 }

@@ -127,6 +127,9 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
     reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
+    noisy = [group for group in groups if group.is_noisy and not group.within]
+    if verdict == "FAIL" and noisy:
+        reason += f"; eager's error is {noisy[0].eager:.3g} where the output is {noisy[0].reference:.3g} (RMS)"
     cosine = min(group.cosine for group in groups)
     if verdict == "FAIL" and tolerance.min_cosine is not None:
         reason = f"cosine {cosine:.4f}, the minimum is {tolerance.min_cosine:g}"
@@ -163,6 +166,11 @@ class _Group:
         own = _rms((eager - reference)[sound]) if sound.any() else 0.0
         within = bool((np.abs(got - reference) <= allowed).all())
         return cls(within, _rms(got - reference), own, _rms(reference), _cosine(got, reference))
+
+    @property
+    def is_noisy(self) -> bool:
+        """Return whether eager's error is too large to be its rounding."""
+        return self.eager > NOISE * self.reference
 
     def drift(self, tolerance: Tolerance) -> float:
         """Return the root mean square error up to which the elements are as good as eager's."""

@@ -64,7 +64,9 @@ def test_one_wrong_element_among_many_small_errors_fails() -> None:
 
 
 def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> None:
-    assert judge([0.0] * 6, [3.0] * 6, [1.0] * 6).verdict == "FAIL"
+    failed = judge([0.0] * 6, [3.0] * 6, [1.0] * 6)
+    assert failed.verdict == "FAIL"
+    assert failed.reason == "0 where the reference is 1 at [0]; eager's error is 2 where the output is 1 (RMS)"
     assert judge([1.2] * 6, [3.0] * 6, [1.0] * 6).verdict == "drift"
 
 
