@@ -158,7 +158,7 @@ double usual_limit(const Values& values) {
   std::sort(sample.begin(), sample.end());
   for (std::size_t i = 1; i < sample.size(); ++i) {
     if (sample[i] >= kFar && sample[i] >= kGap * sample[i - 1]) {
-      return std::sqrt(sample[i - 1] * sample[i]);
+      return std::sqrt(sample[i - 1]) * std::sqrt(sample[i]);
     }
   }
   return std::numeric_limits<double>::infinity();
@@ -208,11 +208,12 @@ double cosine(const Sums& sums) {
   return least;
 }
 
-/// Returns whether the elements are as good as eager's.
+/// Returns whether the elements are as good as eager's; never if their squares overflow.
 bool is_drift(const Group& group, const Tolerance& tolerance) {
   const double rms = group.reference_rms();
   const double own = std::min(tolerance.k * group.eager_rmse(), kNoise * rms);
-  return group.rmse() <= own + (tolerance.atol + tolerance.rtol * rms) / 10;
+  const double limit = own + (tolerance.atol + tolerance.rtol * rms) / 10;
+  return group.rmse() <= limit && std::isfinite(group.rmse());
 }
 
 /// Describes eager's error if it is too large to be its rounding.

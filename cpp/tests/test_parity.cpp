@@ -157,6 +157,15 @@ TEST_CASE("extreme elements") {
   CHECK(compare("y", actual, eager, reference, coarse).verdict == Verdict::fail);
 }
 
+/// The limit of float64 is no excuse for another value there.
+TEST_CASE("squares that overflow") {
+  const at::Tensor eager = at::ones({2, 3}, at::kDouble);
+  eager[0][0] = 1.7e308;
+  at::Tensor actual = eager.clone();
+  actual[0][0] = 1.0e308;
+  CHECK(compare("y", actual, eager, eager * (1 + 1e-12), kTolerance).verdict == Verdict::fail);
+}
+
 /// An output with stored weights passes by the cosine, but only if these weights give it.
 TEST_CASE("stored weights") {
   const Tolerance tolerance{1e-4, 1e-5, 2.0, 0.99};

@@ -38,8 +38,8 @@ def references(
 ) -> tuple[list[Tensors], str]:
     """Return the references for the inputs `data`, and their kind: "float64" or "eager".
 
-    `eager` holds the outputs in the model's own precision; they become the references if float64 fails, or has NaN or
-    infinity where they are finite: code such as `mask.float() * torch.finfo(scores.dtype).min` overflows only there.
+    `eager` holds the outputs in the model's own precision; they become the references if float64 fails, or has NaN
+    where they are finite: code such as `mask.float() * torch.finfo(scores.dtype).min` gives it only there.
     """
     found, kind = _references(module, data, eager, device)
     if as_finite(found, eager):

@@ -103,6 +103,7 @@ def _compare_integers(name: str, got: Array, eager: Array) -> OutputParity:
     )
 
 
+@np.errstate(over="ignore")  # squares of the greatest numbers are infinite
 def _compare_floats(name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance) -> OutputParity:
     finite = np.isfinite(got)
     if not finite.any():
@@ -120,7 +121,7 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         verdict = "exact"
     elif all(group.within for group in groups):
         verdict = "rounding"
-    elif all(group.within or group.rmse <= group.drift(tolerance) for group in groups):
+    elif all(group.within or group.is_drift(tolerance) for group in groups):
         verdict = "drift"
     elif tolerance.min_cosine is not None and all(group.cosine >= tolerance.min_cosine for group in groups):
         lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
@@ -172,10 +173,11 @@ class _Group:
         """Return whether eager's error is too large to be its rounding."""
         return self.eager > NOISE * self.reference
 
-    def drift(self, tolerance: Tolerance) -> float:
-        """Return the root mean square error up to which the elements are as good as eager's."""
+    def is_drift(self, tolerance: Tolerance) -> bool:
+        """Return whether the elements are as good as eager's; never if their squares overflow."""
         own = min(tolerance.k * self.eager, NOISE * self.reference)
-        return own + (tolerance.atol + tolerance.rtol * self.reference) / 10
+        limit = own + (tolerance.atol + tolerance.rtol * self.reference) / 10
+        return self.rmse <= limit and math.isfinite(self.rmse)
 
 
 def _usual_limit(magnitude: Array) -> float:
@@ -187,7 +189,7 @@ def _usual_limit(magnitude: Array) -> float:
     ordered = np.sort(np.append(sample[sample > 1.0], 1.0))
     below, above = ordered[:-1], ordered[1:]
     gaps = np.flatnonzero((above >= FAR) & (above >= GAP * below))
-    return math.sqrt(below[gaps[0]] * above[gaps[0]]) if gaps.size else math.inf
+    return math.sqrt(below[gaps[0]]) * math.sqrt(above[gaps[0]]) if gaps.size else math.inf
 
 
 def _holds_scores(name: str, values: Array) -> bool:

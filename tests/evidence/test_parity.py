@@ -89,6 +89,12 @@ def test_masked_scores_do_not_hide_the_errors_of_others(mask: float, masked: int
     assert judged(0, mask * (1 - 1e-6), TOLERANCE).verdict == "rounding"
 
 
+def test_squares_that_overflow_are_no_drift() -> None:
+    eager = np.asarray([1.7e308, 1.0, 1.0])
+    found = compare("y", np.asarray([1e308, 1.0, 1.0]), eager, eager * (1 + 1e-12), TOLERANCE, ("float64", "float64"))
+    assert found.verdict == "FAIL"
+
+
 def test_large_numbers_alone_are_not_extreme() -> None:
     large = np.linspace(6000, 9000, 50)
     off = large * (1 + 1e-3)

@@ -65,7 +65,7 @@ class _Reduction:
 
 
 def config(config_class: Any) -> Any:
-    """Return a configuration whose model builds and runs within a second. Raises what the class raises."""
+    """Return a configuration whose model builds and runs within a second, but for WHOLE. Raises what the class does."""
     default = config_class()
     if default.model_type in WHOLE:
         return default

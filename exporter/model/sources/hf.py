@@ -2,7 +2,7 @@
 
 The model of an ID has the class that its configuration names, or the class for `--task`, and is in float32. Code in a
 repository never runs. The name of an architecture (a `model_type`) selects the bare model, or the one for `--task`,
-with a configuration small enough to build within a second, without a network.
+with a configuration that is small where its parts allow it, without a network.
 """
 
 from __future__ import annotations
