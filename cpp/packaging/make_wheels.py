@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -51,7 +52,9 @@ def pure(place: Path, out: Path) -> tuple[Path, Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, file)
     sources = out / _backend("build_sdist", place / "tracked", out)
-    shutil.unpack_archive(sources, place / "unpacked", filter="data")
+    with tarfile.open(sources) as archive:
+        filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later have it
+        archive.extractall(place / "unpacked", **filters)
     return sources, out / _backend("build_wheel", next((place / "unpacked").iterdir()), out)
 
 

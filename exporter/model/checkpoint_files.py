@@ -6,7 +6,6 @@ import argparse
 import json
 import pickle
 import re
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -103,10 +102,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 def _more_than_weights(path: Path, error: Exception) -> RecipeError:
     named = re.search(r"GLOBAL (\S+)", str(error))
     module, _, attribute = named[1].rpartition(".") if named else ("", "", "")
-    # A truncated file of the old format may end within a name.
-    if not named or (
-        module in ("torch", "torch._utils", "collections") and not hasattr(sys.modules[module], attribute)
-    ):
+    if not named or _ends_within(path, module, attribute):
         return RecipeError(f"{path} cannot be read: its pickle is incomplete", f"it is truncated or damaged: {_COPY}")
     if "distributed" in module:
         return _sharded(path, attribute)
@@ -114,6 +110,17 @@ def _more_than_weights(path: Path, error: Exception) -> RecipeError:
         f"{path} holds more than weights: an object of {named[1]}, which could run code when read",
         "save only the weights: torch.save(model.state_dict(), FILE)",
     )
+
+
+def _ends_within(path: Path, module: str, attribute: str) -> bool:
+    """Whether a file ends within these two lines of a pickle, as a truncated file of the old format may.
+
+    The reader has taken the last byte for the end of the line.
+    """
+    found = f"{module}\n{attribute}".strip().encode()
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(found) - 2))
+        return file.read()[:-1].strip().endswith(found)
 
 
 def refuse_subclasses(path: Path, tensors: Mapping[str, Any]) -> None:

@@ -237,7 +237,7 @@ def _too_late(candidate: targets.Candidate, record: VariantRecord, left: float) 
         return ""
     if left <= 0:
         return "not tried: the time was over"
-    return f"not tried: building takes about {needed:.0f} s, and {left:.0f} s were left"
+    return f"not tried: building takes about {needed:.1f} s, and {left:.1f} s were left"
 
 
 def _least(first: Found, second: Found) -> Found:

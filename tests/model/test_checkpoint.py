@@ -344,6 +344,18 @@ def test_a_truncated_file(name: str, kept: float, trained: Net, fresh: Net, tmp_
     assert "again" in raised.value.remedy
 
 
+def test_a_file_of_the_old_format_truncated_at_each_byte(tmp_path: Path) -> None:
+    """Some end within the name of a type, which torch then refuses as code."""
+    layer, path = torch.nn.Linear(3, 2), tmp_path / "old.pth"
+    state = {"options": argparse.Namespace(rate=1), **layer.state_dict()}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    for kept in range(1, len(data)):
+        path.write_bytes(data[:kept])
+        with pytest.raises(RecipeError, match="cannot be read"):
+            checkpoint.load_into(layer, path, True)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
