@@ -88,6 +88,15 @@ def probe_space(root: Path) -> None:
         probe.write(b"\0" * (1 << 20))
 
 
+def is_full(folder: Path) -> bool:
+    """Whether a MiB cannot be written to the folder because its disk is full."""
+    try:
+        probe_space(folder)
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False
+
+
 def error(error: OSError, out: Path) -> BundleError:
     """Explain an error of the file system to the user."""
     place = error.filename or out

@@ -111,7 +111,10 @@ class Child:
 
     def _outcome(self, outcome: tuple[str, Any] | None, code: int | None) -> Any:
         if outcome is None:
-            raise ended(self.name, code, self.tail())
+            error = ended(self.name, code, self.tail())
+            if filesystem.is_full(self.log.parent):
+                error.blame = Blame("disk-full")
+            raise error
         kind, value = outcome
         if kind == "error":
             raise value

@@ -154,17 +154,23 @@ def _answer(channel: socket.socket, function: Any, arguments: dict[str, Any]) ->
     try:
         answer: tuple[str, Any] = ("result", function(channel=channel, **arguments))
     except ExporterError as error:
-        traceback.print_exc()
+        _log_traceback()
         error.args = (source_lines.located(str(error)[:LONGEST], error),)
         answer = ("error", error)
     except SystemExit as error:
-        traceback.print_exc()
+        _log_traceback()
         message = f"the model's code ended the process: sys.exit({error.code!r})"
         answer = ("crash", (source_lines.located(message, error), None))
     except Exception as error:
-        traceback.print_exc()
+        _log_traceback()
         answer = ("crash", (source_lines.own(error) or source_lines.summary(error), source_lines.blame(error)))
     tell(channel, *answer)
+
+
+def _log_traceback() -> None:
+    """Write the current exception to the job's log; if its disk is full, the parent is still to learn the error."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def tell(channel: socket.socket, kind: str, value: Any) -> None:

@@ -521,6 +521,9 @@ RECORDED = [
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
     # AOTInductor with an old compiler; slow to reproduce.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
+    # A full disk, while inductor compiles and while torch.jit.save writes.
+    ("disk-full", "InductorError: CppCompileError: C++ compile error: cannot write PCH file: No space left on device"),
+    ("disk-full", "RuntimeError: basic_ios::clear: iostream error"),
     # torch.compile on Debian without openssl.
     ("no-openssl", "FileNotFoundError: [Errno 2] No such file or directory: 'openssl' (cache/zq/czq.py:34)"),
     # A message of the kernel; a GPU; dlopen without the CUDA libraries.

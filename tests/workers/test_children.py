@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from exporter.core import filesystem
 from exporter.core.errors import ExportError, JobError
 from exporter.workers.children import Child, Zygote, Zygotes, ended
 
@@ -98,6 +100,25 @@ def test_the_last_output_is_kept(spawn) -> None:
     with pytest.raises(JobError) as raised:
         spawn("segfault").wait(60)
     assert "the last words" in raised.value.log
+
+
+def test_the_error_of_a_job_arrives_if_its_log_cannot_be_written(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Child, "tail", lambda _: "")  # this device never ends
+    with pytest.raises(JobError, match=r"^ValueError: two lines"):
+        zygote.spawn("the job", "support.jobs:raise_error", {}, Path("/dev/full")).wait(60)
+
+
+@pytest.mark.parametrize(("number", "cause"), [(errno.ENOSPC, "disk-full"), (errno.EROFS, "")])
+def test_a_job_that_dies_on_a_full_disk(spawn, monkeypatch: pytest.MonkeyPatch, number: int, cause: str) -> None:
+    def probe(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(filesystem, "probe_space", probe)
+    with pytest.raises(JobError, match="no result") as raised:
+        spawn("exit_silently").wait(60)
+    assert (raised.value.blame.cause if raised.value.blame else "") == cause
 
 
 def test_a_job_that_hangs(spawn) -> None:

@@ -24,6 +24,15 @@ CAUSES = (
         "install openssl (Debian: apt install openssl), or ship the package, `compile`, which does not need it",
     ),
     Cause(
+        "disk-full",
+        (
+            r"[\s\S]*(No space left on device|Disk quota exceeded)",  # also if another cause's pattern is before it
+            r"basic_ios::clear: iostream error",  # of torch.jit.save
+        ),
+        "There is no space left on the disk",
+        "free some space, or write to another disk: --out, TMPDIR, TORCHINDUCTOR_CACHE_DIR",
+    ),
+    Cause(
         "compiler-failed",
         (r"CppCompileError|C\+\+ compile error", r"CUDACompileError"),
         "The C++ compiler rejected the code that AOTInductor generated",
