@@ -6,8 +6,8 @@ cache, and loses accumulators to the stack.
 
 This kernel keeps as many accumulators as there are registers, reads rows that are packed once for each block, and
 prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and, on a CPU with
-AVX512-VNNI and without AMX, rows in uint8 by weights in int8. For many rows in float32 it is between 0.88 and 1.08
-times as fast as oneDNN (`benchmarks/products.py`).
+AVX512-VNNI or AMX, rows in uint8 by weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast
+as oneDNN; with AMX, oneDNN multiplies many rows of bytes (`benchmarks/products.py`).
 
 This file is long because it contains the kernel in C++.
 """
@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from exporter.targets import _inductor
+from exporter.targets import _amx, _inductor
 
-AVX512, AVX2, VNNI = (14, 32, 1), (6, 16, 1), (14, 32, 4)  # rows, columns and depth of a block in registers
+# Rows, columns and depth of a block in registers.
+AVX512, AVX2, VNNI, AMX = (14, 32, 1), (6, 16, 1), (14, 32, 4), (32, 32, 64)
+MOST_ROWS = 256  # of bytes in the example that this kernel multiplies by AMX; for 512, oneDNN is as fast
 WASTE = 4  # a layer uses the kernel if the columns that fill its last block are at most a quarter of its own
 CACHES = 2  # blocks of a weight in caches are this much larger than in inductor's kernels, because they are prefetched
 # Once in a file, for all of its products. Accumulators start at zero even if C is added to, because GCC 12 spills those
@@ -140,6 +143,96 @@ inline Vector broadcast(const uint8_t* from) {
 inline Vector load(const int8_t* from) { return _mm512_loadu_si512(from); }
 inline Vector multiply_add(Vector value, Vector weight, Vector sum) { return _mm512_dpbusd_epi32(sum, value, weight); }
 """
+# The same with tiles of AMX, two of rows by two of columns. Weights are packed as for VNNI, whose functions serve where
+# the system does not let the process use tiles.
+TILES = r"""
+#ifndef EXPORTER_GEMM_amx
+#define EXPORTER_GEMM_amx
+namespace exporter_gemm_amx {
+namespace vnni = exporter_gemm_vnni;
+using namespace exporter_amx;
+using vnni::Row;
+constexpr int AHEAD = 32 * LINE; // bytes
+
+inline int64_t padded_in_blocks(int64_t rows) {
+    return permitted ? (rows + TILE - 1) / TILE * TILE : vnni::padded_in_blocks(rows);
+}
+
+// Copies rows into tiles; those of 16 rows are side by side.
+__attribute__((noinline)) static void pack(
+    const Row* from, Row* to, int64_t rows, int64_t K, int64_t lda, float alpha) {
+    if (!permitted) return vnni::pack(from, to, rows, K, lda, alpha);
+    for (int64_t first = 0; first < rows; first += TILE)
+        for (int64_t k = 0; k < K; k += LINE)
+            for (int64_t row = first; row < first + TILE; row++, to += LINE)
+                _mm512_storeu_si512(to, row < rows ? _mm512_loadu_si512(from + row * lda + k) : _mm512_setzero_si512());
+}
+
+// Stores or adds the sums of a tile's first rows.
+inline void store(const int32_t (&sums)[TILE][TILE], int32_t* C, int64_t rows, int64_t ldc, bool accum) {
+    for (int64_t row = 0; row < std::min<int64_t>(rows, TILE); row++) {
+        const __m512i sum = _mm512_load_si512(sums[row]);
+        int32_t* to = C + row * ldc;
+        _mm512_storeu_si512(to, accum ? _mm512_add_epi32(sum, _mm512_loadu_si512(to)) : sum);
+    }
+}
+
+// Multiplies at most 16 rows or, if TWO, 32 by two tiles of columns. FIRST says that the weight is not in the cache.
+template <bool TWO, bool FIRST>
+__attribute__((noinline)) static void multiply(
+    const Row* packed, const int8_t* B, int32_t* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
+    complete(packed);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TWO) _tile_zero(2);
+    if (TWO) _tile_zero(3);
+    for (int64_t k = 0; k < K; k += LINE) {
+        const int8_t* from = B + k * ldb;
+        if (FIRST)
+#pragma GCC unroll 32
+            for (int line = 0; line < 2 * TILE; line++) __builtin_prefetch(from + AHEAD + line * LINE);
+        _tile_loadd(4, packed + k * TILE, LINE);
+        _tile_loadd(6, from, ldb * WORD);
+        _tile_dpbusd(0, 4, 6);
+        _tile_loadd(7, from + LINE, ldb * WORD);
+        _tile_dpbusd(1, 4, 7);
+        if (TWO) {
+            _tile_loadd(5, packed + (K + k) * TILE, LINE);
+            _tile_dpbusd(2, 5, 6);
+            _tile_dpbusd(3, 5, 7);
+        }
+    }
+    if (TWO && rows >= 2 * TILE && !accum) {
+        _tile_stored(0, C, ldc * WORD);
+        _tile_stored(1, C + TILE, ldc * WORD);
+        _tile_stored(2, C + TILE * ldc, ldc * WORD);
+        _tile_stored(3, C + TILE * ldc + TILE, ldc * WORD);
+        return;
+    }
+    alignas(LINE) int32_t sums[4][TILE][TILE];
+    _tile_stored(0, sums[0], LINE);
+    _tile_stored(1, sums[1], LINE);
+    if (TWO) _tile_stored(2, sums[2], LINE);
+    if (TWO) _tile_stored(3, sums[3], LINE);
+    store(sums[0], C, rows, ldc, accum);
+    store(sums[1], C + TILE, rows, ldc, accum);
+    if (TWO) store(sums[2], C + TILE * ldc, rows - TILE, ldc, accum);
+    if (TWO) store(sums[3], C + TILE * ldc + TILE, rows - TILE, ldc, accum);
+}
+
+static void multiply_all(
+    const Row* packed, const int8_t* B, int32_t* C, int64_t rows, int64_t K, int64_t ldb, int64_t ldc, bool accum) {
+    if (!permitted) return vnni::multiply_all(packed, B, C, rows, K, ldb, ldc, accum);
+    for (int64_t first = 0; first < rows; first += 2 * TILE) {
+        const int64_t left = rows - first;
+        auto* one = left > TILE ? multiply<true, false> : multiply<false, false>;
+        if (!first) one = left > TILE ? multiply<true, true> : multiply<false, true>;
+        one(packed + first * K, B, C + first * ldc, left, K, ldb, ldc, accum);
+    }
+}
+} // namespace exporter_gemm_amx
+#endif
+"""
 # The names are the template's variables. Rows are packed when it reaches the first columns.
 CALL = r"""{
     using namespace exporter_gemm_@name@;
@@ -212,7 +305,8 @@ def _blocks(module: Any) -> list[Any]:
     instructions = ((cpu_vec_isa.VecAVX512, AVX512), (cpu_vec_isa.VecAVX2, AVX2))
     kinds = [(isa, block, rows, weight, rows) for isa, block in instructions for weight in weights]
     if vnni() is not None:
-        kinds.append((vnni(), VNNI, torch.uint8, torch.int8, torch.int32))
+        bytes_of = torch.uint8, torch.int8, torch.int32
+        kinds += [(vnni(), VNNI, *bytes_of), (cpu_vec_isa.VecAMX, AMX, *bytes_of)]
     return [
         one
         for isa, block, rows, weight, made in kinds
@@ -258,25 +352,32 @@ def _kind(module: Any) -> type[Any]:
             rows, columns, depth = self.register_blocking
             weight = module.DTYPE_TO_CPP[self.input2_dtype]
             arithmetic, name = (FLOATS, weight.rpartition(":")[2]) if depth == 1 else (INTEGERS, "vnni")
+            rows = VNNI[0] if depth == AMX[2] else rows
             known = {"arithmetic": arithmetic, "rows": rows, "columns": columns, "weight": weight, "name": name}
             for name, value in (known | values).items():
                 text = text.replace(f"@{name}@", str(value))
             return text
 
+        @property
+        def in_tiles(self) -> bool:
+            return tuple(self.register_blocking) == AMX
+
         def get_b_layout(self) -> Any:
             return module.LayoutType.NORMAL if self.register_blocking.block_k == 1 else module.LayoutType.VNNI4
 
         def codegen_define(self, kernel: Any) -> str:
-            return self._filled(DEFINITION)
+            return self._filled(DEFINITION) + (_amx.DEFINITION + TILES if self.in_tiles else "")
 
         def codegen_init(self, kernel: Any) -> str:
-            return self._filled("std::unique_ptr<exporter_gemm_@name@::Row[]> packed_rows;")
+            packed = self._filled("std::unique_ptr<exporter_gemm_@name@::Row[]> packed_rows;")
+            return f"exporter_amx::Tiles tiles(exporter_amx::TILE);\n{packed}" if self.in_tiles else packed
 
         def codegen_call(self, kernel: Any, A: Any, B: Any, C: Any, accum: bool, **_: Any) -> str:
             matrices = {"A": A, "B": B, "C": C}
             starts = {name: f"&({kernel.index(matrix, [0, 0])})" for name, matrix in matrices.items()}
             strides = {f"ld{name.lower()}": kernel.stride(matrix, 0) for name, matrix in matrices.items()}
-            return self._filled(CALL, alpha=float(self.alpha), accum=str(accum).lower(), **starts, **strides)
+            call = CALL.replace("@name@", "amx") if self.in_tiles else CALL
+            return self._filled(call, alpha=float(self.alpha), accum=str(accum).lower(), **starts, **strides)
 
     return PackedRows
 
@@ -295,8 +396,8 @@ def _larger_caches() -> Iterator[None]:
 def serves(rows: Any) -> bool:
     """Return whether the kernel multiplies these rows in the code that inductor generates now.
 
-    It must be usable, and needs AVX2 for float32, VNNI without AMX for uint8, and at least one row: the template
-    divides by the number of blocks of rows.
+    It must be usable, and needs AVX2 for float32, VNNI for uint8, and at least one row: the template divides by the
+    number of blocks of rows.
     """
     import torch
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
@@ -306,7 +407,9 @@ def serves(rows: Any) -> bool:
         return False
     found = pick_vec_isa()
     if rows.get_dtype() is torch.uint8:
-        return type(found) is vnni()
+        count = V.graph.sizevars.optimization_hint(math.prod(rows.get_size()[:-1]), fallback=1)
+        few = not _amx.used() or count <= MOST_ROWS
+        return vnni() is not None and isinstance(found, vnni()) and few
     return rows.get_dtype() is torch.float32 and isinstance(found, VecAVX512 | VecAVX2)
 
 

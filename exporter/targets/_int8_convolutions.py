@@ -1,9 +1,9 @@
-"""Convolutions of bytes for packages on x86 CPUs with AVX512-VNNI and without AMX.
+"""Convolutions of bytes for packages on x86 CPUs with AVX512-VNNI or AMX.
 
 oneDNN, which inductor calls for them, spends time on each call beside the arithmetic. Here the arithmetic is in the
 package (`benchmarks/products.py int8-convolutions`). The bytes of a row of the kernel are adjacent in an image with the
-channels last, so that they are multiplied like a row of a matrix, in steps of four. Borders are filled with the input's
-zero point. Sums are exact; they are scaled, added to, rectified and quantized in registers.
+channels last, so that they are multiplied like a row of a matrix, in steps of four, or of 64 with AMX. Borders are
+filled with the input's zero point. Sums are exact; they are scaled, added to, rectified and quantized in registers.
 
 This file is long because it contains the kernel in C++.
 """
@@ -11,12 +11,13 @@ This file is long because it contains the kernel in C++.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from exporter.targets import _convolutions, _gemm, _inductor
+from exporter.targets import _amx, _convolutions, _gemm, _inductor
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,26 @@ inline void store(__m512 value, uint8_t* to) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtusepi32_epi8(positive));
 }
 
+// Makes outputs of the sums of 16 channels of adjacent pixels; `stride` is from one pixel's sums to the next.
+template <typename Shape, typename... Types>
+inline void finish(
+    const int32_t* sums, int64_t stride, int64_t pixels, const Result<Types...>& result, int64_t channel,
+    int64_t first) {
+    const __m512i offset = _mm512_loadu_si512(result.offsets + channel);
+    const __m512 scale = _mm512_loadu_ps(result.scales + channel), bias = _mm512_loadu_ps(result.biases + channel);
+    for (int64_t pixel = 0; pixel < pixels; pixel++) {
+        const int64_t place = (first + pixel) * Shape::OUT + channel;
+        const __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums + pixel * stride), offset);
+        __m512 value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, bias);
+        if (Shape::ADDS) {
+            const __m512 other = load(result.other + place, Shape::OTHER_ZERO);
+            value = _mm512_fmadd_ps(other, _mm512_set1_ps(Shape::OTHER_SCALE), value);
+        }
+        if (Shape::RELU) value = _mm512_max_ps(value, _mm512_setzero_ps());
+        store<Shape>(value, result.to + place);
+    }
+}
+
 // Computes COLUMNS channels of DOWN x ACROSS pixels; `from` is the first pixel's first byte of the input.
 template <typename Shape, int DOWN, int ACROSS, typename... Types>
 __attribute__((noinline)) static void multiply(
@@ -99,35 +120,86 @@ __attribute__((noinline)) static void multiply(
     for (int pixel = 0; pixel < PIXELS; pixel++)
 #pragma GCC unroll 4
         for (int n = 0; n < VECTORS; n++) _mm512_store_si512(stored[pixel] + n * 16, sums[pixel][n]);
-    for (int n = 0; n < VECTORS; n++) {
-        const int64_t at = channel + n * 16;
-        const __m512i offset = _mm512_loadu_si512(result.offsets + at);
-        const __m512 scale = _mm512_loadu_ps(result.scales + at), bias = _mm512_loadu_ps(result.biases + at);
-        for (int pixel = 0; pixel < PIXELS; pixel++) {
-            const int64_t place = (first + pixel / ACROSS * Shape::OUT_WIDTH + pixel % ACROSS) * Shape::OUT + at;
-            const __m512i sum = _mm512_add_epi32(_mm512_load_si512(stored[pixel] + n * 16), offset);
-            __m512 value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, bias);
-            if (Shape::ADDS) {
-                const __m512 other = load(result.other + place, Shape::OTHER_ZERO);
-                value = _mm512_fmadd_ps(other, _mm512_set1_ps(Shape::OTHER_SCALE), value);
+    for (int n = 0; n < VECTORS; n++)
+        for (int down = 0; down < DOWN; down++)
+            finish<Shape>(
+                stored[down * ACROSS] + n * 16, COLUMNS, ACROSS, result, channel + n * 16,
+                first + down * Shape::OUT_WIDTH);
+}
+
+#if @tiles@
+// Computes COLUMNS channels of a tile of adjacent pixels, or of TWO, whose first bytes are `next` apart.
+template <typename Shape, bool TWO>
+__attribute__((noinline)) static void multiply_tile(
+    const uint8_t* from, int64_t next, const int8_t* panel, int32_t (&sums)[4][exporter_amx::TILE][16]) {
+    constexpr int64_t LINE = exporter_amx::LINE, WEIGHTS = COLUMNS * DEPTH;
+    exporter_amx::complete(from);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TWO) _tile_zero(2);
+    if (TWO) _tile_zero(3);
+    for (int64_t y = 0; y < Shape::KERNEL_HEIGHT; y++, from += Shape::ROW) {
+        for (int64_t k = 0; k < Shape::LENGTH; k += LINE, panel += LINE * COLUMNS) {
+#pragma GCC unroll 32
+            for (int line = 0; line < COLUMNS; line++) __builtin_prefetch(panel + 2 * AHEAD + line * LINE);
+            _tile_loadd(4, from + k, Shape::STEP);
+            _tile_loadd(6, panel, WEIGHTS);
+            _tile_dpbusd(0, 4, 6);
+            _tile_loadd(7, panel + LINE, WEIGHTS);
+            _tile_dpbusd(1, 4, 7);
+            if (TWO) {
+                _tile_loadd(5, from + k + next, Shape::STEP);
+                _tile_dpbusd(2, 5, 6);
+                _tile_dpbusd(3, 5, 7);
             }
-            if (Shape::RELU) value = _mm512_max_ps(value, _mm512_setzero_ps());
-            store<Shape>(value, result.to + place);
+        }
+    }
+    _tile_stored(0, sums[0], LINE);
+    _tile_stored(1, sums[1], LINE);
+    if (TWO) _tile_stored(2, sums[2], LINE);
+    if (TWO) _tile_stored(3, sums[3], LINE);
+}
+
+// Computes COLUMNS channels of DOWN rows of the output, two tiles at a time.
+template <typename Shape, int DOWN, typename... Types>
+inline void multiply_tiles(
+    const uint8_t* row, const int8_t* panel, const Result<Types...>& result, int64_t channel, int64_t first) {
+    constexpr int64_t PARTS = Shape::PARTS, TILES = DOWN * PARTS, WIDE = Shape::WIDE;
+    constexpr int64_t NEXT = DOWN > 1 ? Shape::STRIDE_Y * Shape::ROW : WIDE * Shape::STEP;
+    alignas(64) int32_t sums[4][exporter_amx::TILE][16];
+    for (int64_t tile = 0; tile < TILES; tile += 2) {
+        const int64_t here = std::min<int64_t>(2, TILES - tile);
+        auto* one = here == 2 ? multiply_tile<Shape, true> : multiply_tile<Shape, false>;
+        one(row + tile * NEXT, NEXT, panel, sums);
+        for (int64_t n = 0; n < here * VECTORS; n++) {
+            const int64_t at = tile + n / VECTORS, x = DOWN > 1 ? 0 : at * WIDE;
+            const int64_t place = DOWN > 1 ? first + at * Shape::OUT_WIDTH : first + x;
+            const int64_t pixels = std::min<int64_t>(WIDE, Shape::OUT_WIDTH - x);
+            finish<Shape>(sums[n][0], 16, pixels, result, channel + n % VECTORS * 16, place);
         }
     }
 }
+#endif
 
 // Computes DOWN rows of the output from `y` on; `row` is the first row of the input that they need.
 template <typename Shape, int DOWN, typename... Types>
 inline void multiply_rows(
     const uint8_t* row, const int8_t* panel, const Result<Types...>& result, int64_t channel, int64_t y) {
-    constexpr int PARTS = (Shape::OUT_WIDTH + BLOCK - 1) / BLOCK, WIDE = (Shape::OUT_WIDTH + PARTS - 1) / PARTS;
-    constexpr int LAST = Shape::OUT_WIDTH - (PARTS - 1) * WIDE;
+    constexpr int WIDE = Shape::WIDE, PARTS = Shape::PARTS, LAST = Shape::OUT_WIDTH - (PARTS - 1) * WIDE;
     const int64_t first = y * Shape::OUT_WIDTH;
+#if @tiles@
+    if (exporter_amx::permitted) return multiply_tiles<Shape, DOWN>(row, panel, result, channel, first);
+    for (int64_t pixel = 0; pixel < DOWN * Shape::OUT_WIDTH; pixel++) {
+        const int64_t down = pixel / Shape::OUT_WIDTH, x = pixel % Shape::OUT_WIDTH;
+        const uint8_t* from = row + down * Shape::STRIDE_Y * Shape::ROW + x * Shape::STEP;
+        multiply<Shape, 1, 1>(from, panel, result, channel, first + pixel);
+    }
+#else
     for (int64_t x = 0; x < (PARTS - 1) * WIDE; x += WIDE)
         multiply<Shape, DOWN, WIDE>(row + x * Shape::STEP, panel, result, channel, first + x);
     constexpr int64_t X = (PARTS - 1) * WIDE;
     multiply<Shape, DOWN, LAST>(row + X * Shape::STEP, panel, result, channel, first + X);
+#endif
 }
 
 // Copies rows of an image from `first` on, with borders and the channels last. Rows outside the image are borders.
@@ -166,13 +238,17 @@ void convolve(
     constexpr int64_t INPUTS = Shape::HEIGHT * Shape::WIDTH * Shape::IN;
     constexpr int64_t OUTPUTS = Shape::OUT_HEIGHT * Shape::OUT_WIDTH * Shape::OUT;
     constexpr int64_t PANELS = Shape::OUT / COLUMNS, PANEL = Shape::KERNEL_HEIGHT * Shape::LENGTH * COLUMNS;
-    constexpr int64_t DOWN = Shape::OUT_WIDTH < BLOCK ? std::min(BLOCK / Shape::OUT_WIDTH, Shape::OUT_HEIGHT) : 1;
+    constexpr int64_t DOWN = Shape::DOWN;
     constexpr int64_t GROUPS = (Shape::OUT_HEIGHT + DOWN - 1) / DOWN; // of DOWN rows
     constexpr bool FILLS =
-        Shape::PLANAR || Shape::PADDING_Y || Shape::PADDING_X || Shape::LENGTH != Shape::KERNEL_WIDTH * Shape::IN;
+        Shape::PLANAR || Shape::PADDING_Y || Shape::PADDING_X || Shape::BEYOND > DEPTH ||
+        Shape::LENGTH != Shape::KERNEL_WIDTH * Shape::IN;
     constexpr bool LARGE = PANELS * PANEL > INPUTS; // weights
 #pragma omp parallel num_threads(most_threads)
     {
+#if @tiles@
+        const exporter_amx::Tiles tiles(Shape::WIDE);
+#endif
         const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
         const int64_t across = LARGE || GROUPS < threads ? std::min(PANELS, threads) : 1, down = threads / across;
         const int64_t column = thread % across, row = thread / across;
@@ -180,7 +256,8 @@ void convolve(
         const int64_t end = row < down ? part(GROUPS, row + 1, down) : 0;
         const int64_t first = start * DOWN * Shape::STRIDE_Y - Shape::PADDING_Y;
         const int64_t last = (std::min(end * DOWN, Shape::OUT_HEIGHT) - 1) * Shape::STRIDE_Y - Shape::PADDING_Y;
-        const int64_t bytes = FILLS && start < end ? (last + Shape::KERNEL_HEIGHT - first) * Shape::ROW + DEPTH : 0;
+        const int64_t lines = FILLS && start < end ? last + Shape::KERNEL_HEIGHT - first : 0;
+        const int64_t bytes = lines ? lines * Shape::ROW + Shape::BEYOND : 0;
         std::unique_ptr<uint8_t[]> filled(bytes ? new uint8_t[bytes] : nullptr);
         for (int64_t n = 0; n < images && start < end; n++) {
             Result<Types...> result = results;
@@ -246,6 +323,8 @@ class Convolution:
     other: tuple[float, int] | None  # scale and zero point of what is added
     relu: bool
 
+    tiles: bool  # of AMX
+
     @property
     def planar(self) -> bool:
         """Whether the input has the channels first, which is faster to quantize if there are few."""
@@ -254,12 +333,20 @@ class Convolution:
     def constants(self) -> str:
         """Return the definitions of the constants of the kernel's `Shape`."""
         channels, height, width = self.input
+        _, down, across = self.output
+        most, depth = (_amx.ROWS, _amx.LINE) if self.tiles else (BLOCK, DEPTH)
+        parts = math.ceil(across / most)
+        wide = math.ceil(across / parts)
+        rows = (2 if parts == 1 else 1) if self.tiles else max(most // across, 1)  # with two tiles, one for each row
+        length = math.ceil(self.kernel[1] * channels / depth) * depth
+        beyond = (parts * wide - across) * self.stride[1] * channels + length - self.kernel[1] * channels
         other_scale, other_zero = self.other or (0.0, 0)
         values = {
             "IN": channels, "HEIGHT": height, "WIDTH": width,
             "OUT": self.output[0], "OUT_HEIGHT": self.output[1], "OUT_WIDTH": self.output[2],
             "KERNEL_HEIGHT": self.kernel[0], "KERNEL_WIDTH": self.kernel[1],
-            "LENGTH": math.ceil(self.kernel[1] * channels / DEPTH) * DEPTH,
+            "LENGTH": length, "DOWN": min(rows, down), "PARTS": parts, "WIDE": wide,
+            "BEYOND": (beyond if self.tiles else 0) + DEPTH,  # bytes after an image that are read or written
             "STRIDE_Y": self.stride[0], "STEP": self.stride[1] * channels,
             "PADDING_Y": self.padding[0], "PADDING_X": self.padding[1],
             "ROW": (width + 2 * self.padding[1]) * channels,
@@ -272,16 +359,17 @@ class Convolution:
         return f"static constexpr int64_t {whole};\n    static constexpr float {scales};"
 
 
-def panels(weight: torch.Tensor) -> torch.Tensor:
+def panels(weight: torch.Tensor, length: int = DEPTH) -> torch.Tensor:
     """Lay out an int8 weight [output channel, input channel, y, x] as the kernel reads it.
 
-    The result is [panel, row of the kernel, step, output channel of the panel, byte of the step].
+    Rows of the kernel are filled to a multiple of `length` bytes. The result is [panel, row of the
+    kernel, step, output channel of the panel, byte of the step].
     """
     import torch
 
     outputs, inputs, height, width = weight.shape
     rows = weight.permute(0, 2, 3, 1).reshape(outputs, height, width * inputs)
-    steps = math.ceil(width * inputs / DEPTH)
+    steps = math.ceil(width * inputs / length) * length // DEPTH
     filled = torch.nn.functional.pad(rows, (0, steps * DEPTH - width * inputs))
     return filled.reshape(outputs // COLUMNS, COLUMNS, height, steps, DEPTH).permute(0, 2, 3, 1, 4).contiguous()
 
@@ -290,7 +378,7 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
 def compiled() -> Iterator[None]:
     """Let inductor compute int8 convolutions by this kernel within the context, where it applies.
 
-    They need a CPU with AVX512-VNNI and without AMX, quantized inputs in uint8, an output in uint8 or float32, images
+    They need a CPU with AVX512-VNNI, quantized inputs in uint8, an output in uint8 or float32, images
     of static size, one group, no dilation, output channels that fill COLUMNS each time, constant weights, scales and
     biases, and no activation but ReLU.
     """
@@ -343,7 +431,9 @@ def _lowering(kind: Any, filters: _convolutions.Filters, operator: Any, lower: A
         with modes._disable_current_modes():
             numbers = [V.graph.add_tensor_constant(one) for one in _numbers(given, filters.dense(weight))]
         layout = ir.FixedLayout(x.get_device(), given["output_dtype"], sizes, _convolutions.strides_of(sizes))
-        inputs = [images[0], filters.of(weight, "vnni", panels), *numbers, *images[1:]]
+        length = _amx.LINE if found.tiles else DEPTH
+        packed = filters.of(weight, f"panels{length}", functools.partial(panels, length=length))
+        inputs = [images[0], packed, *numbers, *images[1:]]
         made = kind(inputs, layout, found).generate().output_node()
         V.graph.no_fuse_buffer_names.add(made.get_name())
         return made
@@ -359,7 +449,7 @@ def _convolution(given: dict[str, Any]) -> Convolution | None:
     x, weight, other, dtype = given["qx"], given["qw"], given.get("qaccum"), given["output_dtype"]
     activation, types = given.get("unary_attr", given.get("attr")), (torch.uint8, torch.float32)
     if (
-        type(pick_vec_isa()) is not _gemm.vnni()
+        not isinstance(pick_vec_isa(), _gemm.vnni())
         or len(x.get_size()) != 4
         or x.get_dtype() is not torch.uint8
         or (other is not None and other.get_dtype() not in types)
@@ -385,7 +475,7 @@ def _convolution(given: dict[str, Any]) -> Convolution | None:
     added = None if other is None else (given["accum_scale"], given["accum_zero_point"])
     made = 1 / given["output_scale"], given["output_zero_point"]
     relu = activation == "relu"
-    return Convolution(image, [outputs, *size], kernel, stride, padding, int(zero), *made, added, relu)
+    return Convolution(image, [outputs, *size], kernel, stride, padding, int(zero), *made, added, relu, _amx.used())
 
 
 def _numbers(given: dict[str, Any], filters: torch.Tensor) -> list[torch.Tensor]:
@@ -462,7 +552,9 @@ def _kind() -> type[Any]:
                 "images": kernel.size(inputs["X"], 0),
                 "block": BLOCK,
                 "columns": COLUMNS,
+                "tiles": int(self.convolution.tiles),
             }
-            return _convolutions.render(self, kernel, DEFINITION + CALL, values)
+            text = (_amx.DEFINITION if self.convolution.tiles else "") + DEFINITION + CALL
+            return _convolutions.render(self, kernel, text, values)
 
     return Int8Convolution

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support import packages
 from torch import nn
-from torch._inductor import cpu_vec_isa
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-from exporter.targets import _gemm, _int8, _stored_products
+from exporter.targets import _amx, _gemm, _int8, _stored_products
 
 ROWS = (1, 2, 5, 6, 7, 13, 14, 15, 28, 29, 47)
 
@@ -180,6 +180,7 @@ class Bytes(nn.Module):
         (600, True, "", 2),
         (600, True, "1,2,7", 2),
         (600, True, "2,1,30", 2),
+        (640, True, "", 2),  # of a depth that tiles of AMX fill
         (600, False, "", 0),
         (33, True, "", 0),  # too narrow for a block, and of a depth that the instruction lacks
     ],
@@ -188,8 +189,8 @@ def test_rows_in_bytes(
     columns: int, vnni: bool, blocks: str, served: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of products of bytes are exact, so the kernel and torch agree but for the rounding of the scales."""
-    if _gemm.vnni() is not type(cpu_vec_isa.pick_vec_isa()):
-        pytest.skip("this CPU has no VNNI, or has AMX, or this version of torch does not know it")
+    if _gemm.vnni() is None or not isinstance(pick_vec_isa(), _gemm.vnni()):
+        pytest.skip("this CPU has no VNNI, or this version of torch does not know it")
     if not vnni:
         monkeypatch.setattr(_gemm, "vnni", lambda: None)
     module, data = Bytes(columns).eval(), (torch.randn(47, 64), torch.randn(47, columns))
@@ -199,7 +200,34 @@ def test_rows_in_bytes(
         made = packages.build(torch.export.export(quantized, data), tmp_path / "net.pt2", **settings)
         wanted = quantized(*data)
     assert "result += " not in packages.sources(made), "of the template's reference kernel, which is slow"
-    assert packages.sources(made).count("multiply_all(packed") == 2 * served
+    assert packages.sources(made).count("multiply_all(packed, &(") == 2 * served
     got = torch._inductor.aoti_load_package(str(made))(*data)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
+@pytest.mark.skipif(not _amx.used(), reason="this CPU has no AMX")
+@pytest.mark.parametrize("permitted", [True, False])
+def test_rows_in_tiles(permitted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not permit tiles, the functions for VNNI compute the same."""
+    request = "permitted = request()"
+    assert request in _amx.DEFINITION
+    if not permitted:
+        monkeypatch.setattr(_amx, "DEFINITION", _amx.DEFINITION.replace(request, "permitted = false"))
+    module, rows = Bytes(192).eval(), torch.export.Dim("rows", min=1, max=300)
+    data = torch.randn(47, 64), torch.randn(47, 192)
+    shapes = {0: rows}, {0: rows}
+    with torch.no_grad(), _gemm.compiled():
+        graph = torch.export.export(module, data, dynamic_shapes=shapes).module(check_guards=False)
+        quantized = _int8.pt2e(graph, [data])
+        program = torch.export.export(quantized, data, dynamic_shapes=(shapes,))
+        made = packages.build(program, tmp_path / "net.pt2", freezing=True)
+    assert packages.sources(made).count("exporter_amx::Tiles tiles(") == 2
+    loaded = torch._inductor.aoti_load_package(str(made))
+    for count in (1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 300):
+        data = torch.randn(count, 64), torch.randn(count, 192)
+        with torch.no_grad():
+            wanted = quantized(*data)
+        for one, other in zip(loaded(*data), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -14,15 +14,15 @@ import torch
 from support import packages
 from torch import nn
 
-from exporter.targets import _convolutions, _gemm, _int8, _int8_convolutions
+from exporter.targets import _amx, _convolutions, _gemm, _int8, _int8_convolutions
 
 
 @pytest.fixture(autouse=True)
 def _vnni() -> None:
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    if type(pick_vec_isa()) is not _gemm.vnni():
-        pytest.skip("this CPU has no VNNI, or has AMX, or this version of torch does not know it")
+    if _gemm.vnni() is None or not isinstance(pick_vec_isa(), _gemm.vnni()):
+        pytest.skip("this CPU has no VNNI, or this version of torch does not know it")
 
 
 def package(
@@ -70,8 +70,15 @@ class Each(nn.Module):
         return [layer(x[:, : layer.in_channels, :height, :width]) for layer, (height, width) in pairs]
 
 
-def test_every_geometry_is_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiles", ["as the CPU has", "not permitted", "not used"])
+def test_every_geometry_is_right(tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums are exact, so that the outputs in float32 differ by roundings only."""
+    if tiles != "as the CPU has" and not _amx.used():
+        pytest.skip("this CPU has no AMX")
+    if tiles == "not permitted":
+        monkeypatch.setattr(_amx, "DEFINITION", _amx.DEFINITION.replace("permitted = request()", "permitted = false"))
+    if tiles == "not used":
+        monkeypatch.setattr(_amx, "used", lambda: False)
     torch.manual_seed(0)
     module = Each(
         (nn.Conv2d(16, 32, 3, padding=1), 20, 31),  # rows of three blocks
