@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK, COLUMNS, DEPTH = 14, 32, 4  # pixels and output channels of a block in registers, and bytes of a step
+MOST_IMAGES, MOST_PIXELS = 8, 6000  # of an example's output; if both are exceeded, oneDNN is faster with AMX
 CHANNELS_LAST, CONTIGUOUS = (3, 0, 2, 1), (3, 2, 1, 0)  # orders of strides
 DEFINITION = r"""
 #ifndef EXPORTER_INT8_CONVOLUTION
@@ -445,6 +446,7 @@ def _convolution(given: dict[str, Any]) -> Convolution | None:
     """Return what an operator of inductor computes, from its arguments by name; None if the kernel does not apply."""
     import torch
     from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.virtualized import V
 
     x, weight, other, dtype = given["qx"], given["qw"], given.get("qaccum"), given["output_dtype"]
     activation, types = given.get("unary_attr", given.get("attr")), (torch.uint8, torch.float32)
@@ -470,7 +472,9 @@ def _convolution(given: dict[str, Any]) -> Convolution | None:
     outputs, inputs, *kernel = map(int, filters.shape)
     stride, padding = ([*given[name], *given[name]][:2] for name in ("stride", "padding"))
     size = [(image[1 + at] + 2 * padding[at] - kernel[at]) // stride[at] + 1 for at in (0, 1)]
-    if inputs != image[0] or min(size) < 1:
+    images = V.graph.sizevars.optimization_hint(x.get_size()[0], fallback=1)
+    many = images > MOST_IMAGES and images * math.prod(size) > MOST_PIXELS
+    if inputs != image[0] or min(size) < 1 or (many and _amx.used()):
         return None
     added = None if other is None else (given["accum_scale"], given["accum_zero_point"])
     made = 1 / given["output_scale"], given["output_zero_point"]
