@@ -305,8 +305,8 @@ def _blocks(module: Any) -> list[Any]:
     instructions = ((cpu_vec_isa.VecAVX512, AVX512), (cpu_vec_isa.VecAVX2, AVX2))
     kinds = [(isa, block, rows, weight, rows) for isa, block in instructions for weight in weights]
     if vnni() is not None:
-        bytes_of = torch.uint8, torch.int8, torch.int32
-        kinds += [(vnni(), VNNI, *bytes_of), (cpu_vec_isa.VecAMX, AMX, *bytes_of)]
+        types = torch.uint8, torch.int8, torch.int32
+        kinds += [(vnni(), VNNI, *types), (cpu_vec_isa.VecAMX, AMX, *types)]
     return [
         one
         for isa, block, rows, weight, made in kinds
@@ -352,7 +352,7 @@ def _kind(module: Any) -> type[Any]:
             rows, columns, depth = self.register_blocking
             weight = module.DTYPE_TO_CPP[self.input2_dtype]
             arithmetic, name = (FLOATS, weight.rpartition(":")[2]) if depth == 1 else (INTEGERS, "vnni")
-            rows = VNNI[0] if depth == AMX[2] else rows
+            rows = VNNI[0] if self.in_tiles else rows  # of the functions for VNNI
             known = {"arithmetic": arithmetic, "rows": rows, "columns": columns, "weight": weight, "name": name}
             for name, value in (known | values).items():
                 text = text.replace(f"@{name}@", str(value))
