@@ -6,6 +6,7 @@
 #include <exporter/parity.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -15,11 +16,14 @@
 namespace exporter {
 namespace {
 
-constexpr double kTiny = 1e-300;            // replaces a divisor of 0
-constexpr double kFar = 5000;               // the least magnitude of an extreme element
-constexpr double kGap = 100;                // times the magnitude of the next smaller element
-constexpr std::int64_t kSampled = 1 << 16;  // elements among which the gap is sought
-constexpr double kNoise = 0.3;  // of the reference's rms; a larger error is never eager's rounding
+constexpr double kTiny = 1e-300;  // replaces a divisor of 0
+constexpr int kFar = 13;          // least binary exponent of an extreme element
+constexpr int kGap = 7;           // by how much it is above that of the next smaller element
+constexpr double kNoise = 0.3;  // of a group's rms; a larger error is not eager's rounding, unless
+                                // the values cancel out
+constexpr double kCancels = 0.1;  // of a group's rms; a smaller error leaves significant values
+constexpr double kUnits = 100;    // by how much the error of cancelling values may differ from the
+                                  // rounding of the largest value
 constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
@@ -28,6 +32,7 @@ struct Values {
   const double* eager;
   const double* reference;
   std::int64_t size;
+  double epsilon;  // of eager's dtype
 };
 
 /// Sums over some of the finite elements.
@@ -36,16 +41,33 @@ struct Group {
   bool within = true;                       // whether d is within tolerance everywhere
   double square = 0, eager_square = 0;      // sums of squared errors
   double actual_square = 0, reference_square = 0, product = 0;
+  bool cancels = false;  // whether the values are what remains of larger ones
+
+  void add(double y, double e, double r, double allowed) {
+    const double d = std::abs(y - r);
+    ++count;
+    within = within && d <= allowed;
+    square += d * d;
+    if (std::isfinite(e)) {
+      ++eager_count;
+      eager_square += (e - r) * (e - r);
+    }
+    actual_square += y * y;
+    reference_square += r * r;
+    product += y * r;
+  }
 
   double rmse() const { return std::sqrt(square / static_cast<double>(count)); }
   double eager_rmse() const {
     return eager_count == 0 ? 0 : std::sqrt(eager_square / static_cast<double>(eager_count));
   }
   double reference_rms() const { return std::sqrt(reference_square / static_cast<double>(count)); }
+  /// 1 if both are zero, 0 if one is or if squares overflow.
   double cosine() const {
     if (actual_square == 0 && reference_square == 0) return 1;
     const double norms = std::sqrt(actual_square) * std::sqrt(reference_square);
-    return norms == 0 ? 0 : product / norms;
+    const double found = norms == 0 ? 0 : product / norms;
+    return std::isfinite(found) ? found : 0;
   }
 };
 
@@ -55,7 +77,8 @@ struct Sums {
   double max_abs = 0, max_rel = 0;
   double worst_excess = -1;
   std::int64_t worst = 0;
-  std::vector<Group> groups;  // the usual elements, and the extreme ones; without empty ones
+  Group all;
+  std::vector<Group> groups;  // the usual elements, and extreme ones; without empty groups
 };
 
 std::string shape_text(at::IntArrayRef sizes) {
@@ -142,32 +165,36 @@ double excess_of(double distance, double allowed) {
   return allowed > 0 ? distance / allowed : distance * 1e30;
 }
 
-/// Returns the magnitude of the reference above which elements are extreme, such as the -1e9 of
-/// masked scores, beside which no error of another element would count; infinity if none is.
-double usual_limit(const Values& values) {
-  const auto finite = std::count_if(values.actual, values.actual + values.size,
-                                    [](double y) { return std::isfinite(y); });
-  const std::int64_t stride = finite / kSampled | 1;
-  std::vector<double> sample{1.0};
-  std::int64_t place = 0;
+/// Returns the binary exponent of a magnitude; those of magnitudes up to 1 count as the same.
+int exponent_of(double magnitude) {
+  int exponent = 0;
+  std::frexp(magnitude, &exponent);
+  return std::max(exponent, 1);
+}
+
+/// Returns the least exponent of each group of extreme elements, such as the -1e9 of masked scores,
+/// beside which no error of another element would count. A group begins above each gap.
+std::vector<int> extreme_exponents(const Values& values) {
+  std::array<bool, std::numeric_limits<double>::max_exponent + 1> taken{};
   for (std::int64_t i = 0; i < values.size; ++i) {
-    if (!std::isfinite(values.actual[i])) continue;
-    const double magnitude = std::abs(values.reference[i]);
-    if (place++ % stride == 0 && magnitude > 1) sample.push_back(magnitude);
+    if (std::isfinite(values.actual[i]))
+      taken.at(static_cast<std::size_t>(exponent_of(std::abs(values.reference[i])))) = true;
   }
-  std::sort(sample.begin(), sample.end());
-  for (std::size_t i = 1; i < sample.size(); ++i) {
-    if (sample[i] >= kFar && sample[i] >= kGap * sample[i - 1]) {
-      return std::sqrt(sample[i - 1]) * std::sqrt(sample[i]);
-    }
+  std::vector<int> starts;
+  int below = 1;
+  for (int above = 1; above < static_cast<int>(taken.size()); ++above) {
+    if (!taken.at(static_cast<std::size_t>(above))) continue;
+    if (above >= kFar && above - below >= kGap) starts.push_back(above);
+    below = above;
   }
-  return std::numeric_limits<double>::infinity();
+  return starts;
 }
 
 Sums accumulate(const Values& values, const Tolerance& tolerance) {
-  const double limit = usual_limit(values);
+  const std::vector<int> starts = extreme_exponents(values);
   Sums sums;
-  Group usual, extreme;
+  std::vector<Group> groups(starts.size() + 1);
+  double largest = 0;
   for (std::int64_t i = 0; i < values.size; ++i) {
     const double y = values.actual[i], e = values.eager[i], r = values.reference[i];
     if (!std::isfinite(y)) continue;  // then the reference is not finite either
@@ -181,46 +208,47 @@ Sums accumulate(const Values& values, const Tolerance& tolerance) {
     sums.equal = sums.equal && y == e;
     sums.max_abs = std::max(sums.max_abs, d);
     sums.max_rel = std::max(sums.max_rel, d / std::max({std::abs(r), tolerance.atol, kTiny}));
-    Group& group = std::abs(r) > limit ? extreme : usual;
-    ++group.count;
-    group.within = group.within && d <= allowed;
-    group.square += d * d;
-    if (std::isfinite(e)) {
-      ++group.eager_count;
-      group.eager_square += (e - r) * (e - r);
-    }
-    group.actual_square += y * y;
-    group.reference_square += r * r;
-    group.product += y * r;
+    largest = std::max(largest, std::abs(r));
+    const int exponent = exponent_of(std::abs(r));
+    const auto group = std::upper_bound(starts.begin(), starts.end(), exponent) - starts.begin();
+    groups[static_cast<std::size_t>(group)].add(y, e, r, allowed);
+    sums.all.add(y, e, r, allowed);
   }
-  for (const Group& group : {usual, extreme}) {
-    if (group.count > 0) sums.groups.push_back(group);
+  const double unit = values.epsilon * largest;
+  for (Group& group : groups) {
+    if (group.count == 0) continue;
+    const double own = group.eager_rmse();
+    group.cancels =
+        own > kCancels * group.reference_rms() && own >= unit / kUnits && own <= unit * kUnits;
+    sums.groups.push_back(group);
   }
   return sums;
 }
 
 constexpr const char* kTooCoarse = "too-coarse";
 
-/// Returns the least cosine of a group.
+/// Returns the least cosine, of all elements and of each group of significant ones.
 double cosine(const Sums& sums) {
-  double least = 1;
-  for (const Group& group : sums.groups) least = std::min(least, group.cosine());
+  double least = sums.all.cosine();
+  for (const Group& group : sums.groups) {
+    if (!group.cancels) least = std::min(least, group.cosine());
+  }
   return least;
 }
 
-/// Returns whether the elements are as good as eager's; never if their squares overflow.
+/// Returns whether the elements are as good as eager's; never if squares overflow.
 bool is_drift(const Group& group, const Tolerance& tolerance) {
-  const double rms = group.reference_rms();
-  const double own = std::min(tolerance.k * group.eager_rmse(), kNoise * rms);
-  const double limit = own + (tolerance.atol + tolerance.rtol * rms) / 10;
-  return group.rmse() <= limit && std::isfinite(group.rmse());
+  const double rms = group.reference_rms(), own = tolerance.k * group.eager_rmse();
+  const double most = group.cancels ? own : std::min(own, kNoise * rms);
+  const double limit = most + (tolerance.atol + tolerance.rtol * rms) / 10;
+  return group.rmse() <= limit && std::isfinite(limit);
 }
 
 /// Describes eager's error if it is too large to be its rounding.
 std::string noise(const Sums& sums) {
   for (const Group& group : sums.groups) {
     const double error = group.eager_rmse(), rms = group.reference_rms();
-    if (group.within || error <= kNoise * rms) continue;
+    if (group.within || group.cancels || error <= kNoise * rms) continue;
     char text[96];
     std::snprintf(text, sizeof text, "; eager's error is %.3g where the output is %.3g (RMS)",
                   error, rms);
@@ -304,6 +332,20 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   return result;
 }
 
+/// Returns the distance from 1 to the next number of a dtype, or of its parts if it is complex.
+double epsilon_of(at::ScalarType dtype) {
+  switch (at::toRealValueType(dtype)) {
+    case at::kDouble:
+      return 0x1p-52;
+    case at::kHalf:
+      return 0x1p-10;
+    case at::kBFloat16:
+      return 0x1p-7;
+    default:
+      return 0x1p-23;
+  }
+}
+
 /// Returns float64 values on the CPU. Complex numbers become pairs in an additional last dimension.
 at::Tensor as_doubles(const at::Tensor& tensor) {
   const at::Tensor host = tensor.cpu();
@@ -336,7 +378,7 @@ OutputParity compare_outputs(const std::string& name, const at::Tensor& actual,
   }
   const at::Tensor y = as_doubles(actual), e = as_doubles(eager), r = as_doubles(reference);
   const Values values{y.const_data_ptr<double>(), e.const_data_ptr<double>(),
-                      r.const_data_ptr<double>(), y.numel()};
+                      r.const_data_ptr<double>(), y.numel(), epsilon_of(eager.scalar_type())};
   if (fail_specials(result, values, y.sizes())) return result;
   return compare_floats(std::move(result), values, y.sizes(), tolerance);
 }

@@ -157,6 +157,40 @@ TEST_CASE("extreme elements") {
   CHECK(compare("y", actual, eager, reference, coarse).verdict == Verdict::fail);
 }
 
+/// Each gap begins a group: one kind of extreme elements does not hide the errors of another.
+TEST_CASE("several groups of extreme elements") {
+  const at::Tensor eager = at::tensor({1.0f, 2.0f, -1e4f, -3.4e38f});
+  at::Tensor actual = eager.clone();
+  actual[2] = 0;
+  CHECK(compare("y", actual, eager, eager.to(at::kDouble), kTolerance).verdict == Verdict::fail);
+}
+
+/// Quantization must keep the extreme elements extreme.
+TEST_CASE("extreme elements that were cut off") {
+  const at::Tensor eager = at::tensor({1.0f, 2.0f, -1e9f, -1e9f});
+  const at::Tensor reference = eager.to(at::kDouble);
+  const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995};
+  const at::Tensor cut = eager.clamp_min(-1);
+  CHECK(compare("y", cut, eager, reference, coarse).verdict == Verdict::fail);
+  CHECK(compare("y", eager * 0.999, eager, reference, coarse).verdict == Verdict::quantized);
+}
+
+/// Where large terms cancel out, float32 leaves what it rounds of them.
+TEST_CASE("values that cancel out") {
+  const at::Tensor reference = at::full({8, 8}, 8192.0, at::kDouble);
+  reference.diagonal().fill_(1e-12);
+  const auto off = [&](double noise) {
+    at::Tensor moved = reference.clone();
+    moved.diagonal().slice(0, 0, 4).add_(noise);
+    moved.diagonal().slice(0, 4, 8).sub_(noise);
+    return moved.to(at::kFloat);
+  };
+  CHECK(compare("y", off(-1e-3), off(1e-3), reference, kTolerance).verdict == Verdict::drift);
+  CHECK(compare("y", off(-1e-2), off(1e-3), reference, kTolerance).verdict == Verdict::fail);
+  const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995};
+  CHECK(compare("y", off(-0.1), off(1e-3), reference, coarse).verdict == Verdict::quantized);
+}
+
 /// The limit of float64 is no excuse for another value there.
 TEST_CASE("squares that overflow") {
   const at::Tensor eager = at::ones({2, 3}, at::kDouble);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,12 @@ from exporter.core.parity_records import VERDICTS, CaseParity, Parity, Tolerance
 
 Array = NDArray[Any]
 
-FAR = 5000.0  # the least magnitude of an extreme element
-GAP = 100.0  # times the magnitude of the next smaller element
-SAMPLED = 1 << 16  # elements among which the gap is sought
-NOISE = 0.3  # of an output's root mean square; a larger error is never eager's rounding
+FAR, GAP = 13, 7  # least binary exponent of an extreme element, and how far it is above the next smaller one's
+NOISE = 0.3  # of a group's root mean square; a larger error is not eager's rounding, unless its values cancel out
+CANCELS = 0.1  # of a group's root mean square; a smaller error of eager's leaves values that are significant
+UNITS = 100.0  # by how much the error of cancelling values may differ from the rounding of the largest value
+EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
 
 
@@ -63,7 +65,8 @@ def compare(
         index = _index(differs, got.shape)
         reason = f"Inf at {list(index)}: {got[index]} where the reference is {reference[index]}"
         return OutputParity(name, "FAIL", reason, worst=index)
-    return _compare_floats(name, got, eager, reference, tolerance)
+    epsilon = EPSILONS.get(PARTS.get(dtypes[1], dtypes[1]), EPSILONS["float32"])
+    return _compare_floats(name, got, eager, reference, tolerance, epsilon)
 
 
 def compare_stored(
@@ -103,8 +106,10 @@ def _compare_integers(name: str, got: Array, eager: Array) -> OutputParity:
     )
 
 
-@np.errstate(over="ignore")  # squares of the greatest numbers are infinite
-def _compare_floats(name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance) -> OutputParity:
+@np.errstate(over="ignore", invalid="ignore")  # squares of the greatest numbers are infinite
+def _compare_floats(
+    name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance, epsilon: float
+) -> OutputParity:
     finite = np.isfinite(got)
     if not finite.any():
         return OutputParity(name, "exact", max_abs=0.0)
@@ -113,8 +118,9 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
     distance, magnitude = np.abs(y - r), np.abs(r)
     allowed = tolerance.atol + tolerance.rtol * magnitude
     at = int(np.divide(distance, allowed, out=distance * 1e30, where=allowed > 0).argmax())
-    extreme = magnitude > _usual_limit(magnitude)
-    groups = [_Group.of(y[one], e[one], r[one], allowed[one]) for one in (~extreme, extreme) if one.any()]
+    unit = epsilon * float(magnitude.max())
+    groups = [_Group.of(y[one], e[one], r[one], allowed[one], unit) for one in _groups(magnitude)]
+    cosine = min([_cosine(y, r), *(group.cosine for group in groups if not group.cancels)])
     verdict: Verdict = "FAIL"
     lost = 0
     if bool((y == e).all()):
@@ -123,7 +129,7 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
         verdict = "rounding"
     elif all(group.within or group.is_drift(tolerance) for group in groups):
         verdict = "drift"
-    elif tolerance.min_cosine is not None and all(group.cosine >= tolerance.min_cosine for group in groups):
+    elif tolerance.min_cosine is not None and cosine >= tolerance.min_cosine:
         lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
@@ -131,7 +137,6 @@ def _compare_floats(name: str, got: Array, eager: Array, reference: Array, toler
     noisy = [group for group in groups if group.is_noisy and not group.within]
     if verdict == "FAIL" and noisy:
         reason += f"; eager's error is {noisy[0].eager:.3g} where the output is {noisy[0].reference:.3g} (RMS)"
-    cosine = min(group.cosine for group in groups)
     if verdict == "FAIL" and tolerance.min_cosine is not None:
         reason = f"cosine {cosine:.4f}, the minimum is {tolerance.min_cosine:g}"
     reason = f"rows whose clear winner changed: {lost}" if lost else reason
@@ -159,37 +164,45 @@ class _Group:
     eager: float
     reference: float
     cosine: float
+    cancels: bool  # whether the values are what remains of larger ones, so that eager's error is as large as they
 
     @classmethod
-    def of(cls, got: Array, eager: Array, reference: Array, allowed: Array) -> _Group:
-        """Measure these elements."""
+    def of(cls, got: Array, eager: Array, reference: Array, allowed: Array, unit: float) -> _Group:
+        """Measure these elements; `unit` is the rounding of the output's largest element."""
         sound = np.isfinite(eager)
         own = _rms((eager - reference)[sound]) if sound.any() else 0.0
-        within = bool((np.abs(got - reference) <= allowed).all())
-        return cls(within, _rms(got - reference), own, _rms(reference), _cosine(got, reference))
+        within, size = bool((np.abs(got - reference) <= allowed).all()), _rms(reference)
+        cancels = own > CANCELS * size and unit / UNITS <= own <= unit * UNITS
+        return cls(within, _rms(got - reference), own, size, _cosine(got, reference), cancels)
 
     @property
     def is_noisy(self) -> bool:
         """Return whether eager's error is too large to be its rounding."""
-        return self.eager > NOISE * self.reference
+        return self.eager > NOISE * self.reference and not self.cancels
 
     def is_drift(self, tolerance: Tolerance) -> bool:
-        """Return whether the elements are as good as eager's; never if their squares overflow."""
-        own = min(tolerance.k * self.eager, NOISE * self.reference)
-        limit = own + (tolerance.atol + tolerance.rtol * self.reference) / 10
-        return self.rmse <= limit and math.isfinite(self.rmse)
+        """Return whether the elements are as good as eager's; never if squares overflow."""
+        own = tolerance.k * self.eager
+        most = own if self.cancels else min(own, NOISE * self.reference)
+        limit = most + (tolerance.atol + tolerance.rtol * self.reference) / 10
+        return self.rmse <= limit and math.isfinite(limit)
 
 
-def _usual_limit(magnitude: Array) -> float:
-    """Return the magnitude above which elements are extreme, such as the -1e9 of masked scores; infinity if none is.
+def _groups(magnitude: Array) -> Iterator[Any]:
+    """Yield which elements are the usual ones, and which are extreme, such as the -1e9 of masked scores.
 
-    Beside these no error of another element would count. It is the geometric mean of the ends of the first gap.
+    Beside extreme ones no error of another element would count. There is a group above each gap between the binary
+    exponents; those of magnitudes up to 1 count as the same.
     """
-    sample = magnitude[:: magnitude.size // SAMPLED | 1]
-    ordered = np.sort(np.append(sample[sample > 1.0], 1.0))
-    below, above = ordered[:-1], ordered[1:]
-    gaps = np.flatnonzero((above >= FAR) & (above >= GAP * below))
-    return math.sqrt(below[gaps[0]]) * math.sqrt(above[gaps[0]]) if gaps.size else math.inf
+    exponents = np.maximum(np.frexp(magnitude)[1], 1)
+    taken = np.flatnonzero(np.append(np.bincount(exponents), 0)[1:]) + 1
+    below, above = np.append(1, taken)[:-1], taken
+    starts = above[(above >= FAR) & (above - below >= GAP)]
+    if not starts.size:
+        yield slice(None)
+        return
+    group = np.searchsorted(starts, exponents, side="right")
+    yield from (group == number for number in np.unique(group))
 
 
 def _holds_scores(name: str, values: Array) -> bool:
@@ -218,10 +231,12 @@ def _rms(values: Array) -> float:
 
 
 def _cosine(a: Array, b: Array) -> float:
+    """Return the cosine of two vectors: 1 if both are zero, 0 if one is or if squares overflow."""
     norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     if norms == 0:
         return 1.0 if not a.any() and not b.any() else 0.0
-    return float(a @ b) / norms
+    cosine = float(a @ b) / norms
+    return cosine if math.isfinite(cosine) else 0.0
 
 
 def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:

@@ -152,11 +152,17 @@ def _run(calls: Calls, chosen: Mapping[CaseRecord, Outputs], device: str) -> tup
     for first, given in chosen.items():
         with eager.naming(first.name):
             outputs.append(calls.run(given, device))
-    references, wide = calls.references(list(chosen.values()), outputs)
-    if not all(map(eager.as_finite, references, outputs)):
-        references, wide = list(map(_widen, outputs, outputs)), False
+    references, wide = _references(calls, list(chosen.values()), outputs)
     zipped = zip(chosen.items(), outputs, references, strict=True)
     return [list(_cases(calls, first, given, got, reference)) for (first, given), got, reference in zipped], wide
+
+
+def _references(calls: Calls, given: Sequence[Outputs], outputs: Sequence[Outputs]) -> tuple[list[Outputs], bool]:
+    """Return the references of sequences, and whether they are in float64; eager's outputs where only that has NaN."""
+    found, wide = calls.references(list(given), list(outputs))
+    if all(map(eager.as_finite, found, outputs)):
+        return found, wide
+    return list(map(_widen, outputs, outputs)), False
 
 
 def add_samples(
@@ -268,7 +274,7 @@ def _with_stored_weights(
     try:
         with precision.computing(calls.plain, name, (), kept):
             ours = replace(calls, held=Snapshot(calls.held.module))  # the other one would put the original weights back
-            found, wide = ours.references(given, [ours.run(sequence, device) for sequence in given])
+            found, wide = _references(ours, given, [ours.run(sequence, device) for sequence in given])
     finally:
         calls.held.restore()
     return tuple(itertools.chain.from_iterable(found)), wide

@@ -112,7 +112,7 @@ class Child:
     def _outcome(self, outcome: tuple[str, Any] | None, code: int | None) -> Any:
         if outcome is None:
             error = ended(self.name, code, self.tail())
-            if filesystem.is_full(self.log.parent):
+            if error.blame is None and filesystem.is_full(self.log.parent):
                 error.blame = Blame("disk-full")
             raise error
         kind, value = outcome

@@ -89,6 +89,50 @@ def test_masked_scores_do_not_hide_the_errors_of_others(mask: float, masked: int
     assert judged(0, mask * (1 - 1e-6), TOLERANCE).verdict == "rounding"
 
 
+def test_each_gap_begins_a_group() -> None:
+    """Prices are not judged by timestamps, nor one kind of mask by another."""
+    rows = np.asarray([[0.5, 5e4, 1.7e9], [0.25, 6e4, 1.6e9]])
+    assert judge(rows * [1, 0.8, 1], rows, rows).verdict == "FAIL"
+    masks = np.asarray([1.0, 2.0, -1e4, float(np.finfo(np.float32).min)])
+    assert judge(masks * [1, 1, 0, 1], masks, masks).verdict == "FAIL"
+
+
+def test_one_extreme_element_among_very_many() -> None:
+    scores = np.ones((200_000, 5))
+    scores[7, 3] = -1e9
+    wrong = scores.copy()
+    wrong[0, 0] = 1.5
+    assert judge(wrong, scores, scores).verdict == "FAIL"
+
+
+def test_quantization_must_keep_the_extreme_elements_extreme() -> None:
+    coarse = dataclasses.replace(TOLERANCE, min_cosine=0.995)
+    scores = np.asarray([1.0, 2.0, -1e9, -1e9])
+    assert judge([1.0, 2.0, -1.0, -1.0], scores, scores, tolerance=coarse).verdict == "FAIL"
+    assert judge(scores * 0.999, scores, scores, tolerance=coarse).verdict == "quantized"
+
+
+def test_what_cancels_out_is_as_good_as_eagers() -> None:
+    """On the diagonal of a matrix of squared distances, float32 leaves what it rounds of the terms."""
+    exact = np.full((8, 8), 8192.0) - 8192.0 * np.eye(8) + 1e-12
+    noise = np.random.default_rng(0).normal(0, 1e-3, (2, 8, 8))
+    coarse = dataclasses.replace(TOLERANCE, min_cosine=0.995)
+    assert judge(exact + noise[0], exact + noise[1], exact).verdict == "drift"
+    assert judge(exact + 100 * noise[0], exact + noise[1], exact, tolerance=coarse).verdict == "quantized"
+    assert judge(exact + 10 * noise[0], exact + noise[1], exact).verdict == "FAIL"
+    masked = np.full(8, float(np.finfo(np.float32).max))
+    masked[:4] = 1
+    eager = masked + np.asarray([0.8, -0.8, 0.8, -0.8, 0, 0, 0, 0])
+    assert judge(masked * [0, 0, 0, 0, 1, 1, 1, 1], eager, masked, tolerance=coarse).verdict == "FAIL"
+
+
+def test_squares_that_overflow_are_never_quantized() -> None:
+    numbers = np.asarray([1e200, 1.0])
+    coarse = dataclasses.replace(TOLERANCE, min_cosine=0.995)
+    found = compare("y", numbers * 0.5, numbers, numbers, coarse, ("float64", "float64"))
+    assert (found.verdict, found.cosine) == ("FAIL", 0.0)
+
+
 def test_squares_that_overflow_are_no_drift() -> None:
     eager = np.asarray([1.7e308, 1.0, 1.0])
     found = compare("y", np.asarray([1e308, 1.0, 1.0]), eager, eager * (1 + 1e-12), TOLERANCE, ("float64", "float64"))

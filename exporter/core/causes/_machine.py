@@ -26,7 +26,7 @@ CAUSES = (
     Cause(
         "disk-full",
         (
-            r"[\s\S]*(No space left on device|Disk quota exceeded)",  # also if another cause's pattern is before it
+            r"\A[\s\S]*?(No space left on device|Disk quota exceeded)",  # also if another cause's pattern is before it
             r"basic_ios::clear: iostream error",  # of torch.jit.save
         ),
         "There is no space left on the disk",
