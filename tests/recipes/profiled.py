@@ -52,4 +52,4 @@ class Recipe:
         return {"x": torch.randn(batch, 256)}
 
 
-recipe, wide = Recipe(4096), Recipe(1 << 17)  # the second one for a GPU
+recipe, wide = Recipe(1 << 14), Recipe(1 << 17)  # the second one for a GPU

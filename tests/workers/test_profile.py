@@ -54,8 +54,8 @@ def test_shares_add_up(found: Profile) -> None:
 
 def test_work_is_counted(found: Profile) -> None:
     (line,) = (one for one in found.lines if one.module == f"{SLOW}.dense" and one.flop)
-    assert line.flop == 2 * 64 * 256 * 4096
-    assert line.bytes >= 4 * (256 * 4096 + 64 * 256 + 64 * 4096)
+    assert line.flop == 2 * 64 * 256 * 16384
+    assert line.bytes >= 4 * (256 * 16384 + 64 * 256 + 64 * 16384)
     assert found.peaks.bytes_per_s > 1e8
     assert found.peaks.flop_per_s["fp32"] > 1e8
 
