@@ -89,7 +89,7 @@ def probe_space(root: Path) -> None:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether a MiB cannot be written to the folder because its disk is full."""
+    """Return whether a MiB cannot be written to the folder because its disk is full."""
     try:
         probe_space(folder)
     except OSError as error:

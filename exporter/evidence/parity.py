@@ -19,7 +19,7 @@ NOISE = 0.3  # of a group's root mean square; a larger error is not eager's roun
 CANCELS = 0.1  # of a group's root mean square; a smaller error of eager's leaves values that are significant
 UNITS = 100.0  # by how much the error of cancelling values may differ from the rounding of the largest value
 EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
+REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}  # dtypes of the parts of complex numbers
 CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
 
 
@@ -65,7 +65,7 @@ def compare(
         index = _index(differs, got.shape)
         reason = f"Inf at {list(index)}: {got[index]} where the reference is {reference[index]}"
         return OutputParity(name, "FAIL", reason, worst=index)
-    epsilon = EPSILONS.get(PARTS.get(dtypes[1], dtypes[1]), EPSILONS["float32"])
+    epsilon = EPSILONS.get(REAL.get(dtypes[1], dtypes[1]), EPSILONS["float32"])
     return _compare_floats(name, got, eager, reference, tolerance, epsilon)
 
 

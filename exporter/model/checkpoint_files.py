@@ -113,7 +113,7 @@ def _more_than_weights(path: Path, error: Exception) -> RecipeError:
 
 
 def _ends_within(path: Path, module: str, attribute: str) -> bool:
-    """Whether a file ends within these two lines of a pickle, as a truncated file of the old format may.
+    """Return whether a file ends within these two lines of a pickle, as a truncated file of the old format may.
 
     The reader has taken the last byte for the end of the line.
     """
