@@ -19,7 +19,7 @@ NOISE = 0.3  # of a group's root mean square; a larger error is not eager's roun
 CANCELS = 0.1  # of a group's root mean square; a smaller error of eager's leaves values that are significant
 UNITS = 100.0  # by how much the error of cancelling values may differ from the rounding of the largest value
 EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}  # dtypes of the parts of complex numbers
+REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}  # dtypes of complex parts
 CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
 
 
