@@ -323,7 +323,6 @@ class Convolution:
     zero: int  # of the output
     other: tuple[float, int] | None  # scale and zero point of what is added
     relu: bool
-
     tiles: bool  # of AMX
 
     @property
@@ -363,8 +362,8 @@ class Convolution:
 def panels(weight: torch.Tensor, length: int = DEPTH) -> torch.Tensor:
     """Lay out an int8 weight [output channel, input channel, y, x] as the kernel reads it.
 
-    Rows of the kernel are filled to a multiple of `length` bytes. The result is [panel, row of the
-    kernel, step, output channel of the panel, byte of the step].
+    Rows of the kernel are filled to a multiple of `length` bytes. The result is [panel, row of the kernel, step, output
+    channel of the panel, byte of the step].
     """
     import torch
 
@@ -379,9 +378,9 @@ def panels(weight: torch.Tensor, length: int = DEPTH) -> torch.Tensor:
 def compiled() -> Iterator[None]:
     """Let inductor compute int8 convolutions by this kernel within the context, where it applies.
 
-    They need a CPU with AVX512-VNNI, quantized inputs in uint8, an output in uint8 or float32, images
-    of static size, one group, no dilation, output channels that fill COLUMNS each time, constant weights, scales and
-    biases, and no activation but ReLU.
+    They need a CPU with AVX512-VNNI, quantized inputs in uint8, an output in uint8 or float32, images of static size,
+    one group, no dilation, output channels that fill COLUMNS each time, constant weights, scales and biases, and no
+    activation but ReLU. With AMX, examples with many images and pixels stay with the library.
     """
     import torch._inductor.compile_fx  # first, because its modules import each other
 
