@@ -24,6 +24,8 @@ constexpr double kNoise = 0.3;  // of a group's rms; a larger error is not eager
 constexpr double kCancels = 0.1;  // of a group's rms; a smaller error leaves significant values
 constexpr double kUnits = 100;    // by how much the error of cancelling values may differ from the
                                   // rounding of the largest value
+constexpr double kSame = 0.05;    // of a group's rms; values that differ more from eager's do not
+                                  // repeat an error of eager's
 constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
@@ -40,8 +42,11 @@ struct Group {
   std::int64_t count = 0, eager_count = 0;  // eager_count: elements where eager is finite too
   bool within = true;                       // whether d is within tolerance everywhere
   double square = 0, eager_square = 0;      // sums of squared errors
+  double apart_square = 0;                  // sum of the squares of y - e
+  double eager_values = 0;                  // sum of the squares of e
   double actual_square = 0, reference_square = 0, product = 0;
   bool cancels = false;  // whether the values are what remains of larger ones
+  bool repeats = false;  // whether they are eager's, but for rounding
 
   void add(double y, double e, double r, double allowed) {
     const double d = std::abs(y - r);
@@ -51,6 +56,8 @@ struct Group {
     if (std::isfinite(e)) {
       ++eager_count;
       eager_square += (e - r) * (e - r);
+      apart_square += (y - e) * (y - e);
+      eager_values += e * e;
     }
     actual_square += y * y;
     reference_square += r * r;
@@ -220,6 +227,9 @@ Sums accumulate(const Values& values, const Tolerance& tolerance) {
     const double own = group.eager_rmse();
     group.cancels =
         own > kCancels * group.reference_rms() && own >= unit / kUnits && own <= unit * kUnits;
+    const double rounded = std::min(kUnits * values.epsilon, kSame);
+    group.repeats = group.eager_count == group.count &&
+                    std::sqrt(group.apart_square) <= rounded * std::sqrt(group.eager_values);
     sums.groups.push_back(group);
   }
   return sums;
@@ -237,24 +247,37 @@ double cosine(const Sums& sums) {
 }
 
 /// Returns whether the elements are as good as eager's; never if squares overflow.
-bool is_drift(const Group& group, const Tolerance& tolerance) {
+bool is_as_good(const Group& group, const Tolerance& tolerance) {
   const double rms = group.reference_rms(), own = tolerance.k * group.eager_rmse();
   const double most = group.cancels ? own : std::min(own, kNoise * rms);
   const double limit = most + (tolerance.atol + tolerance.rtol * rms) / 10;
   return group.rmse() <= limit && std::isfinite(limit);
 }
 
-/// Describes eager's error if it is too large to be its rounding.
-std::string noise(const Sums& sums) {
-  for (const Group& group : sums.groups) {
-    const double error = group.eager_rmse(), rms = group.reference_rms();
-    if (group.within || group.cancels || error <= kNoise * rms) continue;
-    char text[96];
-    std::snprintf(text, sizeof text, "; eager's error is %.3g where the output is %.3g (RMS)",
-                  error, rms);
-    return text;
-  }
-  return "";
+/// Returns whether eager's error is too large to be its rounding.
+bool is_noisy(const Group& group) {
+  return group.eager_rmse() > kNoise * group.reference_rms() && !group.cancels;
+}
+
+/// Returns whether the elements are as good as eager's, or repeat an error of eager's that is no
+/// rounding.
+bool is_drift(const Group& group, const Tolerance& tolerance) {
+  return is_as_good(group, tolerance) || (is_noisy(group) && group.repeats);
+}
+
+/// Describes an error of eager's that is too large to be its rounding, and that failed the output
+/// or that the output repeats.
+std::string describe_noise(const Sums& sums, Verdict verdict, const Tolerance& tolerance) {
+  const auto noisy = std::find_if(sums.groups.begin(), sums.groups.end(), [](const Group& group) {
+    return is_noisy(group) && !group.within;
+  });
+  if (noisy == sums.groups.end()) return "";
+  char text[96];
+  std::snprintf(text, sizeof text, "eager's error is %.3g where the output is %.3g (RMS)",
+                noisy->eager_rmse(), noisy->reference_rms());
+  if (verdict == Verdict::fail) return std::string("; ") + text;
+  if (is_as_good(*noisy, tolerance)) return "";
+  return std::string(text) + ", and the artifact returns the same as eager";
 }
 
 /// Step 5.
@@ -327,7 +350,9 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
                     short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst) +
-                    noise(sums);
+                    describe_noise(sums, result.verdict, tolerance);
+  } else {
+    result.reason = describe_noise(sums, result.verdict, tolerance);
   }
   return result;
 }

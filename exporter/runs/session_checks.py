@@ -190,6 +190,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
             cached_call_ms=python.cached_call_ms,
         )
     lost = _unpropagated(sessions)
+    repeated = tuple(p.reason for p in judged if p.verdict != "FAIL" and p.reason)  # errors of eager's own
     worst = max(judged, key=lambda p: (VERDICTS.index(p.verdict), p.max_abs or 0.0), default=None)
     int8 = causes.INT8 if record.quantized else ""
     return replace(
@@ -201,7 +202,7 @@ def conclude(record: VariantRecord, sessions: tuple[SessionRecord, ...]) -> Vari
         cause=failed.cause if failed else "",
         fixed=tuple(dict.fromkeys(str(one) for p in judged for one in p.fixed)),
         parity=replace(worst, parts=(), unpropagated=lost) if worst else None,
-        notes=tuple(dict.fromkeys((*record.notes, *(lost or ())))),
+        notes=tuple(dict.fromkeys((*record.notes, *repeated, *(lost or ())))),
         lifecycle=lifecycle,
         sessions=sessions,
     )

@@ -70,6 +70,32 @@ def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> N
     assert judge([1.2] * 6, [3.0] * 6, [1.0] * 6).verdict == "drift"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "off", "verdict"),
+    [("float32", 1e-5, "drift"), ("float32", 1e-4, "FAIL"), ("bfloat16", 0.03, "drift"), ("bfloat16", 0.1, "FAIL")],
+)
+def test_the_same_error_as_eagers_is_drift_and_is_reported(dtype: str, off: float, verdict: str) -> None:
+    """In half precision, a GPU's attention may ignore a mask that masks everything."""
+    eager, reference = np.asarray([3.0, 3.0, -1.0], np.float32), np.ones(3)
+    found = compare("y", eager * np.float32(1 + off), eager, reference, TOLERANCE, (dtype, dtype))
+    assert found.verdict == verdict
+    wrong = "eager's error is 2 where the output is 1 (RMS)"
+    repeated = f"{wrong}, and the artifact returns the same as eager"
+    assert found.reason == (repeated if verdict == "drift" else f"{found.reason.partition(';')[0]}; {wrong}")
+    same = compare("y", eager, eager, reference, TOLERANCE, (dtype, dtype))
+    assert (same.verdict, same.reason) == ("exact", repeated)
+    right = compare("y", reference.astype(np.float32), eager, reference, TOLERANCE, (dtype, dtype))
+    assert (right.verdict, right.reason) == ("rounding", "")
+    case = {"case": "example zeros", "seed": 0, "error": "", "outputs": [dataclasses.asdict(same)]}
+    assert summarize([case]).reason == f"y at example zeros: {repeated}"
+
+
+def test_an_overflow_of_eagers_is_not_repeated_by_a_finite_value() -> None:
+    eager, reference = np.asarray([np.inf, 3.0, 3.0]), np.ones(3)
+    found = compare("y", np.asarray([9.0, 3.0, 3.0]), eager, reference, TOLERANCE, ("float32", "float32"))
+    assert found.verdict == "FAIL"
+
+
 @pytest.mark.parametrize("mask", [-1e9, -1e4, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("masked", [1, 20, 200])
 def test_masked_scores_do_not_hide_the_errors_of_others(mask: float, masked: int) -> None:

@@ -48,6 +48,16 @@ def test_an_error_of_an_artifact_has_a_cause() -> None:
     assert session.remedy
 
 
+def test_an_error_that_eager_makes_too_is_noted() -> None:
+    record = VariantRecord("trace@bf16", "trace", "passed", contract=Contract("m", (), (), {}, precision="bf16"))
+    output = {"output": "y", "verdict": "drift", "reason": "eager's error is 2", "worst": [0], "cause": ""}
+    numbers = dict.fromkeys(("max_abs", "max_rel", "rmse_ratio", "cosine"))
+    answer = [{"case": "batch=2 zeros", "seed": 0, "error": "", "outputs": [output | numbers]}]
+    session = session_checks._judged(SessionRecord("python", "failed", "check"), answer, None, record, None)
+    assert (session.status, session.reason) == ("passed", "")
+    assert session_checks.conclude(record, (session, session)).notes == ("y at batch=2 zeros: eager's error is 2",)
+
+
 @pytest.mark.parametrize(("cause", "remedy"), [("too-coarse", "samples() in the recipe"), ("", causes.INT8)])
 def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
     record = VariantRecord("onnx@int8", "onnx", "passed", contract=Contract("m", (), (), {}, precision="int8"))
