@@ -24,8 +24,8 @@ constexpr double kNoise = 0.3;  // of a group's rms; a larger error is not eager
 constexpr double kCancels = 0.1;  // of a group's rms; a smaller error leaves significant values
 constexpr double kUnits = 100;    // by how much the error of cancelling values may differ from the
                                   // rounding of the largest value
-constexpr double kSame = 0.05;    // of a group's rms; values that differ more from eager's do not
-                                  // repeat an error of eager's
+constexpr double kSame = 0.05;    // of a group's rms; values that differ more from eager's are
+                                  // never the same
 constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
@@ -46,7 +46,6 @@ struct Group {
   double eager_values = 0;                  // sum of the squares of e
   double actual_square = 0, reference_square = 0, product = 0;
   bool cancels = false;  // whether the values are what remains of larger ones
-  bool repeats = false;  // whether they are eager's, but for rounding
 
   void add(double y, double e, double r, double allowed) {
     const double d = std::abs(y - r);
@@ -227,9 +226,6 @@ Sums accumulate(const Values& values, const Tolerance& tolerance) {
     const double own = group.eager_rmse();
     group.cancels =
         own > kCancels * group.reference_rms() && own >= unit / kUnits && own <= unit * kUnits;
-    const double rounded = std::min(kUnits * values.epsilon, kSame);
-    group.repeats = group.eager_count == group.count &&
-                    std::sqrt(group.apart_square) <= rounded * std::sqrt(group.eager_values);
     sums.groups.push_back(group);
   }
   return sums;
@@ -259,10 +255,17 @@ bool is_noisy(const Group& group) {
   return group.eager_rmse() > kNoise * group.reference_rms() && !group.cancels;
 }
 
+/// Returns whether the elements are eager's, but for rounding; never if squares overflow.
+bool is_same(const Group& group, const Tolerance& tolerance) {
+  const double most = std::min(kSame, tolerance.k * tolerance.rtol);
+  return group.eager_count == group.count && std::isfinite(group.eager_values) &&
+         std::sqrt(group.apart_square) <= most * std::sqrt(group.eager_values);
+}
+
 /// Returns whether the elements are as good as eager's, or repeat an error of eager's that is no
 /// rounding.
 bool is_drift(const Group& group, const Tolerance& tolerance) {
-  return is_as_good(group, tolerance) || (is_noisy(group) && group.repeats);
+  return is_as_good(group, tolerance) || (is_noisy(group) && is_same(group, tolerance));
 }
 
 /// Describes an error of eager's that is too large to be its rounding, and that failed the output
@@ -276,7 +279,7 @@ std::string describe_noise(const Sums& sums, Verdict verdict, const Tolerance& t
   std::snprintf(text, sizeof text, "eager's error is %.3g where the output is %.3g (RMS)",
                 noisy->eager_rmse(), noisy->reference_rms());
   if (verdict == Verdict::fail) return std::string("; ") + text;
-  if (is_as_good(*noisy, tolerance)) return "";
+  if (verdict == Verdict::quantized || is_as_good(*noisy, tolerance)) return "";
   return std::string(text) + ", and the artifact returns the same as eager";
 }
 

@@ -71,20 +71,28 @@ def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> N
 
 
 @pytest.mark.parametrize(
-    ("dtype", "off", "verdict"),
-    [("float32", 1e-5, "drift"), ("float32", 1e-4, "FAIL"), ("bfloat16", 0.03, "drift"), ("bfloat16", 0.1, "FAIL")],
+    ("tolerance", "off", "verdict"),
+    [
+        (Tolerance(1e-4, 1e-5, 2.0), 1.9e-4, "drift"),
+        (Tolerance(1e-4, 1e-5, 2.0), 2.1e-4, "FAIL"),
+        (Tolerance(1.6e-2, 1e-2, 3.0), 0.047, "drift"),
+        (Tolerance(1.6e-2, 1e-2, 3.0), 0.049, "FAIL"),
+        (Tolerance(0.1, 1e-2, 3.0), 0.051, "FAIL"),
+    ],
 )
-def test_the_same_error_as_eagers_is_drift_and_is_reported(dtype: str, off: float, verdict: str) -> None:
+def test_the_same_error_as_eagers_is_drift_and_is_reported(tolerance: Tolerance, off: float, verdict: str) -> None:
     """In half precision, a GPU's attention may ignore a mask that masks everything."""
-    eager, reference = np.asarray([3.0, 3.0, -1.0], np.float32), np.ones(3)
-    found = compare("y", eager * np.float32(1 + off), eager, reference, TOLERANCE, (dtype, dtype))
-    assert found.verdict == verdict
+    eager, reference = np.asarray([3.0, 3.0, -1.0]), np.ones(3)
+    found = judge(eager * (1 + off), eager, reference, tolerance=tolerance)
     wrong = "eager's error is 2 where the output is 1 (RMS)"
     repeated = f"{wrong}, and the artifact returns the same as eager"
-    assert found.reason == (repeated if verdict == "drift" else f"{found.reason.partition(';')[0]}; {wrong}")
-    same = compare("y", eager, eager, reference, TOLERANCE, (dtype, dtype))
+    assert found.verdict == verdict
+    assert found.reason.endswith(repeated if verdict == "drift" else f"; {wrong}")
+    same = judge(eager, eager, reference, tolerance=tolerance)
     assert (same.verdict, same.reason) == ("exact", repeated)
-    right = compare("y", reference.astype(np.float32), eager, reference, TOLERANCE, (dtype, dtype))
+    coarse = judge(eager * [2, 2, -2], eager, reference, tolerance=dataclasses.replace(tolerance, min_cosine=0.9))
+    assert (coarse.verdict, coarse.reason) == ("quantized", "")
+    right = judge(reference, eager, reference, tolerance=tolerance)
     assert (right.verdict, right.reason) == ("rounding", "")
     case = {"case": "example zeros", "seed": 0, "error": "", "outputs": [dataclasses.asdict(same)]}
     assert summarize([case]).reason == f"y at example zeros: {repeated}"
