@@ -20,6 +20,9 @@ from exporter.core.records import Manifest
 from exporter.runs import pipeline
 from exporter.workers.children import EXPORTING, Zygote
 
+# Before anything imports inductor, which reads its settings once.
+os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # of a package's wrapper, not of its kernels
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # the CPU runs the instructions that it has: compile no program to see it
 INDUCTOR = Path(__file__).parents[1] / "build/inductor"  # the cache of `make demo`
 HEADERS = INDUCTOR / "precompiled_headers"  # precompiling them takes 20 s
 HEAVY = (
@@ -84,7 +87,6 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         for loaded in INDUCTOR.glob("??/*.so.load_ok"):  # what tells whether the CPU runs an instruction set
             shutil.copytree(loaded.parent, cache / loaded.parent.name, dirs_exist_ok=True)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # of a package's wrapper, not of its kernels
         patch.setenv("EXPORTER_CACHE_GB", "0")  # tests change what builds artifacts
         here = Path(__file__).parent
         patch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)  # this source tree

@@ -176,12 +176,19 @@ def test_compile_without_a_compiler(program: Program, tmp_path: Path, monkeypatc
     assert "g++" in raised.value.remedy
 
 
-@pytest.mark.parametrize("name", ["compile"])
-def test_inductor_detects_vector_instructions(name: str, made: Path) -> None:
+def test_inductor_detects_vector_instructions(program: Program, tmp_path: Path) -> None:
     """If inductor first looked while linking without libtorch, it would find none and cache that for everyone."""
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import config, cpu_vec_isa
 
-    assert cpu_vec_isa.valid_vec_isa_list() != [] or platform.machine() not in ("x86_64", "aarch64")
+    settings: Any = config
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    with settings.patch({"cpp.vec_isa_ok": None}):  # the other tests set it, so that inductor does not look
+        targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
+        found = cpu_vec_isa.valid_vec_isa_list()
+    assert found != [] or platform.machine() not in ("x86_64", "aarch64")
+    probed = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).glob("objects/*.loads")
+    assert list(probed) != [] or platform.machine() != "x86_64"
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
 
 def test_probes_for_vector_instructions_run_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
