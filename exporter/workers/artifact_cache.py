@@ -164,7 +164,7 @@ def take(key: str, path: Path) -> tuple[Exported, float] | None:
 
 
 def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
-    """Copy an artifact into the cache, unless it would take more than half of it.
+    """Put an artifact into the cache, unless it would take more than half of it.
 
     A full disk only means that it is not kept.
     """
@@ -179,12 +179,23 @@ def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
         partial = Path(tempfile.mkdtemp(dir=root, prefix="partial-"))
         try:
             for file in files:
-                shutil.copyfile(file, partial / file.name)
+                _link(file, partial / file.name)
             sums = {file.name: _hash(partial / file.name) for file in files}
             (partial / RECORD).write_text(to_json(Built(exported, seconds, sums)))
             partial.rename(root / key)  # fails if another process was faster
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _link(file: Path, other: Path) -> None:
+    """Make a hard link, or a copy where that is not possible, as between two file systems.
+
+    If somebody writes to the file in the bundle, the one in the cache no longer has its recorded hash and is not taken.
+    """
+    try:
+        other.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, other)
 
 
 def _make_room(root: Path, limit: float) -> None:

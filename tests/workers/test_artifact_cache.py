@@ -205,9 +205,35 @@ def test_a_disk_that_is_full_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("EXPORTER_CACHE_GB", "1")
     (tmp_path / "net.pt2").write_bytes(b"x")
 
-    def copyfile(*_: Any) -> None:
+    def write(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifact_cache.shutil, "copyfile", copyfile)
+    monkeypatch.setattr(Path, "hardlink_to", write)
+    monkeypatch.setattr(artifact_cache.shutil, "copyfile", write)
     artifact_cache.keep("a", tmp_path / "net.pt2", dataclasses.replace(Exported()), 1.0)
     assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kept_artifact_is_shared_only_with_the_bundle_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Where hard links are not possible, it is copied. If the bundle's file is changed, the kept one is not taken."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("EXPORTER_CACHE_GB", "1")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    first, second = tmp_path / "first" / "net.pt2", tmp_path / "second" / "net.pt2"
+    for file in (first, second):
+        file.parent.mkdir()
+    first.write_bytes(b"built")
+    artifact_cache.keep("a", first, Exported(), 1.0)
+    assert first.stat().st_nlink == (2 if links else 1)
+    assert artifact_cache.take("a", second) is not None
+    first.write_bytes(b"other")
+    assert second.read_bytes() == b"built"
+    assert (artifact_cache.take("a", second) is None) == links
