@@ -41,27 +41,40 @@ def references(
     `eager` holds the outputs in the model's own precision; they become the references if float64 fails, or has NaN
     where they are finite: code such as `mask.float() * torch.finfo(scores.dtype).min` gives it only there.
     """
-    found, kind = _references(module, data, eager, device)
-    if as_finite(found, eager):
-        return found, kind
-    return [in_float64(one) for one in eager], "eager"
+    found, _, kind = references_also(module, data, eager, (), device)
+    return found, kind
+
+
+def references_also(
+    module: torch.nn.Module,
+    data: Sequence[Tensors],
+    eager: Sequence[Tensors],
+    unusual: Sequence[tuple[Tensors, Tensors]],
+    device: str,
+) -> tuple[list[Tensors], list[Tensors | None], str]:
+    """Return what `references` does, and between the two the references for unusual inputs, given with their outputs.
+
+    Such a reference is None if the model fails there in float64. The weights are converted only once for all.
+    """
+
+    def compute() -> tuple[list[Tensors], list[Tensors | None]]:
+        return _widened(module, data, eager), [_attempted(module, one, outputs) for one, outputs in unusual]
+
+    try:
+        found, others = in_double(module, compute)
+        if as_finite(found, eager):
+            return found, others, "float64"
+    except Exception:  # a model that was not written for float64 can raise anything
+        pass
+    finally:
+        module.to(device)
+    return [in_float64(one) for one in eager], [in_float64(outputs) for _, outputs in unusual], "eager"
 
 
 def as_finite(found: Sequence[Tensors], eager: Sequence[Tensors]) -> bool:
     """Return whether references are finite wherever eager's outputs are."""
     pairs = (pair for both in zip(found, eager, strict=True) for pair in zip(*both, strict=True))
     return not any(bool((own.isfinite() & ~reference.isfinite()).any()) for reference, own in pairs)
-
-
-def _references(
-    module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors], device: str
-) -> tuple[list[Tensors], str]:
-    try:
-        return in_double(module, lambda: _widened(module, data, eager)), "float64"
-    except Exception:  # a model that was not written for float64 can raise anything
-        return [in_float64(one) for one in eager], "eager"
-    finally:
-        module.to(device)
 
 
 def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
@@ -98,6 +111,13 @@ def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str, limi
 
 def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
     return [widen(run(module, in_float64(one), "cpu"), e) for one, e in zip(data, eager, strict=True)]
+
+
+def _attempted(module: torch.nn.Module, data: Tensors, outputs: Tensors) -> Tensors | None:
+    try:
+        return widen(run(module, in_float64(data), "cpu"), outputs)
+    except Exception:  # at unusual values, a model can raise anything
+        return None
 
 
 @contextlib.contextmanager
@@ -142,14 +162,28 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
 
     Raises time_limit.OutOfTime if a call takes longer than `limit_s` seconds.
     """
+    outputs = settled_outputs(module, data, device, tolerance, limit_s)
+    if outputs is None:
+        return False
+    _, (reference,), _ = references_also(module, (), (), [(data, outputs)], device)
+    return reference is not None and perturbations.settled(outputs, reference, tolerance)
+
+
+def settled_outputs(
+    module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance, limit_s: float
+) -> Tensors | None:
+    """Return the outputs; None if the model does not accept these values, or rounding of its inputs changes them.
+
+    Raises time_limit.OutOfTime if a call takes longer than `limit_s` seconds.
+    """
     try:
         with time_limit.stop_after(limit_s):
             outputs = run(module, data, device)
-        others = [run(module, perturbations.perturbed(data, sign), device) for sign in (1, -1)]
-        (reference,), _ = _references(module, [data], [outputs], device)
-        return all(perturbations.settled(outputs, other, tolerance) for other in (*others, reference))
+        rounds = any(t.is_floating_point() for t in data)
+        others = [run(module, perturbations.perturbed(data, sign), device) for sign in (1, -1) if rounds]
+        return outputs if all(perturbations.settled(outputs, other, tolerance) for other in others) else None
     except Exception:  # at unusual values, a model can raise anything
-        return False
+        return None
 
 
 @contextlib.contextmanager

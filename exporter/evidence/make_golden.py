@@ -72,12 +72,15 @@ def make(
     chosen, notes = _fitting(inputs, plan, limit)
     planned, example = len(chosen), next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: eager.run(module, example, device))
+    unusual: list[tuple[CaseRecord, Tensors, Tensors]] = []
     for change, data in (perturbations.changed(example) if plan.unusual else {}).items():
         try:
-            if eager.is_settled(module, data, device, tolerance, limit_s):
-                chosen[plan.changed(change)] = data
+            given = eager.settled_outputs(module, data, device, tolerance, limit_s)
         except time_limit.OutOfTime:
             notes.append(time_limit.said(f"the values are {change}", limit_s))
+            continue
+        if given is not None:
+            unusual.append((plan.changed(change), data, given))
     outputs = []
     for case, data in chosen.items():
         with eager.naming(case.name):
@@ -85,13 +88,19 @@ def make(
     unsteady = _unsteady(module, example, outputs[0], device)
     if unsteady and unsteady != NOT_TO_THE_BIT:
         tolerance = replace(tolerance, k=0.0)  # the error of an unrepeatable eager does not measure rounding
-    references, kind = eager.references(module, list(chosen.values()), outputs, device)
-    cases = tuple(
+    both = [(data, given) for _, data, given in unusual]
+    references, others, kind = eager.references_also(module, list(chosen.values()), outputs, both, device)
+    cases = [
         Case(case, data, given, reference)
         for (case, data), given, reference in zip(chosen.items(), outputs, references, strict=True)
-    )
-    findings = Findings(tuple(chosen), kind, tolerance, noise(cases[:planned]), unsteady, tuple(dict.fromkeys(notes)))
-    return Golden(cases, tolerance), findings
+    ]
+    for (case, data, given), exact in zip(unusual, others, strict=True):
+        if exact is not None and perturbations.settled(given, exact, tolerance):
+            cases.append(Case(case, data, given, exact))
+    measured = noise(cases[:planned])
+    records = tuple(case.record for case in cases)
+    findings = Findings(records, kind, tolerance, measured, unsteady, tuple(dict.fromkeys(notes)))
+    return Golden(tuple(cases), tolerance), findings
 
 
 def nonfinite_of(
