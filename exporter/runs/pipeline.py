@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from exporter import targets
 from exporter.bundle import integrity, layout, provenance, publishing
-from exporter.core import causes, contract, environment, filesystem, precisions, tolerances
+from exporter.core import causes, contract, environment, filesystem, memory, precisions, tolerances
 from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
@@ -36,6 +36,7 @@ from exporter.runs.tuning import Tuning
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Child, Zygote, Zygotes
 from exporter.workers.messages import GoldenSettings, Prepared
 
+WARM_UP_BYTES = 6e9  # of free memory; less is left to loading the model
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")  # of the job itself; others are sent from outside
 
 
@@ -112,6 +113,7 @@ class _Run:
         self.prepared = False
 
     def execute(self) -> None:
+        warming = self._warm_up()
         try:
             preparing, prepared = self._prepare()
         except UsageError:
@@ -127,14 +129,33 @@ class _Run:
         with self._pool(slots) as pool:
             golden = pool.submit(self._finish_golden, preparing, prepared)
             ordered = self.turns.in_order(self.request.variants)
-            done = [pool.submit(self._export_and_maybe_check, variant, prepared, golden) for variant in ordered]
-            for future in [golden, *done]:
-                future.result()
+            begun: list[Future[None] | Future[VariantRecord]] = [golden]
+            begun += [pool.submit(self._export_in_turn, variant, prepared) for variant in ordered]
+            checks: list[Future[None]] = []
+            for future in as_completed(begun):
+                record = future.result()
+                if record is not None and record.status == "pending" and not self.request.bench:
+                    checks.append(pool.submit(self._check_untimed, record, prepared, golden))
+            for check in checks:
+                check.result()
+        if warming is not None:
+            with contextlib.suppress(ExporterError):
+                warming.wait(self.request.timeout)
         self.turns.close()
         if self.request.bench:
             self._check_in_turn(prepared)
             self._time(tuple(prepared.points)[1:])
         self.sessions.close()
+
+    def _warm_up(self) -> Child | None:
+        """Start a job that does what the first export on a machine would have to do, unless memory is short."""
+        first = next(
+            (v for v in self.request.variants if not targets.is_live(v) and targets.facts(v.target).warm_up), None
+        )
+        if first is None or self.job.options.memory_limit or memory.free() < WARM_UP_BYTES:
+            return None
+        arguments = {"target": first.target, "options": self.request.options(self.job, first)}
+        return self.zygote.spawn("warm-up", "exporter.workers.tasks:warm_up", arguments, self.work / "warm-up.log")
 
     def _prepare(self) -> tuple[Child, Prepared]:
         self.listener.stage(EAGER, "load model")
@@ -233,18 +254,19 @@ class _Run:
             )
         return None
 
-    def _export_and_maybe_check(self, variant: targets.Variant, prepared: Prepared, golden: Future[None]) -> None:
+    def _export_in_turn(self, variant: targets.Variant, prepared: Prepared) -> VariantRecord:
         with self.turns.export(variant) as zygote:
             record = self._explained(self._export(variant, prepared, zygote))
-        if record.status == "pending" and not self.request.bench:
-            self.listener.stage(record.name, "waiting")
-            golden.result()
-            with self.turns.check(variant):
-                record = self._explained(self.judging.judge(record, prepared))
-        if record.status == "failed" or not self.request.bench:
+        if record.status == "failed":
             self.listener.done(record)
         else:
             self.listener.stage(record.name, "waiting")
+        return record
+
+    def _check_untimed(self, record: VariantRecord, prepared: Prepared, golden: Future[None]) -> None:
+        golden.result()
+        with self.turns.check(next(v for v in self.request.variants if v.name == record.name)):
+            self.listener.done(self._explained(self.judging.judge(record, prepared)))
 
     def _explained(self, record: VariantRecord) -> VariantRecord:
         explained = self.turns.plan.explain(record)

@@ -108,6 +108,9 @@ class Facts:
     instrumented: bool = False  # whether a profile needs an artifact built with Options.profiled
     # For `exporter export --tune`: the choices to try for a variant with these Options, the most promising first.
     candidates: Callable[[Any], Iterable[Candidate]] = _no_candidates
+    # What the first export on a machine has to do for all later ones, given the variant's Options. It runs while the
+    # model is loaded. If it fails, the export does it.
+    warm_up: Callable[[Any], None] | None = None
     # For comparing two builds of an artifact beyond their bytes: returns the computation as bytes, without weights and
     # notes, and the weights in order as (name, NumPy array). Raises ArtifactError if the file cannot be read.
     parts: Callable[[Path], tuple[bytes, list[tuple[str, Any]]]] | None = None

@@ -49,6 +49,7 @@ from exporter.targets import (
     _specialized,
     _steps_inductor,
     _stored_products,
+    _warm_up,
     _weights,
     _winograd,
 )
@@ -136,6 +137,11 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     own = _package_entries.notes(entries)
     notes = (*_quantized(program, options), *own, *unfrozen, *_changed(options), *_notes(build), *slow)
     return Exported(notes, ops=ops, build=build, entries=entries)
+
+
+def warm_up(options: Options) -> None:
+    """Make what all packages for this CPU share, unless it is in inductor's cache directory."""
+    _warm_up.once(export, options)
 
 
 def _changed(options: Options) -> tuple[str, ...]:

@@ -24,9 +24,10 @@ from exporter.core import filesystem, processes
 from exporter.core.errors import Blame, JobError
 
 LOG_LINES = 30
-# For processes that run side by side: waiting threads sleep instead of spinning on a core that another process needs.
-# Timed processes run alone and without this.
-SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
+# For processes that run side by side: waiting threads sleep instead of spinning on a core that another process needs,
+# and NumPy and SciPy start no threads when they are imported, so that jobs can be forked from a process that has loaded
+# a model. Timed processes run alone and without this.
+SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
 # For runs on the CPU. Where a library has looked for GPUs before a fork, torch.cuda.is_available() stays true in the
 # job, but every use of CUDA fails, even torch.cond's.
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}

@@ -389,6 +389,13 @@ def _fits(sample: samples.Sample, sizes: dict[str, int], specialized: str) -> bo
     return not specialized or sample.sizes.get(specialized) == sizes[specialized]
 
 
+def warm_up(channel: socket.socket, target: str, options: targets.Options) -> None:
+    """Do what the first export to a target on this machine would have to do."""
+    server.configure(options)
+    if act := targets.facts(target).warm_up:
+        act(options)
+
+
 def export_variant(
     channel: socket.socket, job: Job, prepared: Prepared, target: str, path: Path
 ) -> tuple[targets.Exported, float]:

@@ -34,6 +34,16 @@ class threaded(counted):
         return counted.load(weights)
 
 
+class scientific(counted):
+    """Imports SciPy, whose linear algebra starts threads unless it is told not to."""
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        import scipy.linalg  # noqa: F401
+
+        return counted.load(weights)
+
+
 class Greedy(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing():
