@@ -63,7 +63,7 @@ int run_command(int argc, char** argv) {
 int main(int argc, char** argv) {
   const int code = run_command(argc, argv);
   std::fflush(nullptr);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef EXPORTER_SANITIZED
   return code;  // sanitizers report at the normal end
 #else
   std::quick_exit(code);

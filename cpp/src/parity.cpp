@@ -43,7 +43,6 @@ struct Group {
   bool within = true;                       // whether d is within tolerance everywhere
   double square = 0, eager_square = 0;      // sums of squared errors
   double apart_square = 0;                  // sum of the squares of y - e
-  double eager_values = 0;                  // sum of the squares of e
   double actual_square = 0, reference_square = 0, product = 0;
   bool cancels = false;  // whether the values are what remains of larger ones
 
@@ -56,7 +55,6 @@ struct Group {
       ++eager_count;
       eager_square += (e - r) * (e - r);
       apart_square += (y - e) * (y - e);
-      eager_values += e * e;
     }
     actual_square += y * y;
     reference_square += r * r;
@@ -255,11 +253,11 @@ bool is_noisy(const Group& group) {
   return group.eager_rmse() > kNoise * group.reference_rms() && !group.cancels;
 }
 
-/// Returns whether the elements are eager's, but for rounding; never if squares overflow.
+/// Returns whether the elements are eager's, but for rounding.
 bool is_same(const Group& group, const Tolerance& tolerance) {
-  const double most = std::min(kSame, tolerance.k * tolerance.rtol);
-  return group.eager_count == group.count && std::isfinite(group.eager_values) &&
-         std::sqrt(group.apart_square) <= most * std::sqrt(group.eager_values);
+  const double most = std::min(kSame, tolerance.k * tolerance.rtol) * group.reference_rms();
+  return group.eager_count == group.count &&
+         std::sqrt(group.apart_square / static_cast<double>(group.count)) <= most;
 }
 
 /// Returns whether the elements are as good as eager's, or repeat an error of eager's that is no
@@ -271,15 +269,15 @@ bool is_drift(const Group& group, const Tolerance& tolerance) {
 /// Describes an error of eager's that is too large to be its rounding, and that failed the output
 /// or that the output repeats.
 std::string describe_noise(const Sums& sums, Verdict verdict, const Tolerance& tolerance) {
-  const auto noisy = std::find_if(sums.groups.begin(), sums.groups.end(), [](const Group& group) {
-    return is_noisy(group) && !group.within;
+  if (verdict == Verdict::quantized) return "";
+  const auto noisy = std::find_if(sums.groups.begin(), sums.groups.end(), [&](const Group& group) {
+    return is_noisy(group) && !group.within && !is_as_good(group, tolerance);
   });
   if (noisy == sums.groups.end()) return "";
   char text[96];
   std::snprintf(text, sizeof text, "eager's error is %.3g where the output is %.3g (RMS)",
                 noisy->eager_rmse(), noisy->reference_rms());
   if (verdict == Verdict::fail) return std::string("; ") + text;
-  if (verdict == Verdict::quantized || is_as_good(*noisy, tolerance)) return "";
   return std::string(text) + ", and the artifact returns the same as eager";
 }
 

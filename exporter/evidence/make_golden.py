@@ -96,7 +96,7 @@ def make(
     ]
     for (case, data, given), exact in zip(unusual, others, strict=True):
         if exact is not None and perturbations.settled(given, exact, tolerance):
-            cases.append(Case(case, data, given, exact))
+            cases.append(Case(case, data, given, exact if kind == "float64" else eager.in_float64(given)))
     measured = noise(cases[:planned])
     records = tuple(case.record for case in cases)
     findings = Findings(records, kind, tolerance, measured, unsteady, tuple(dict.fromkeys(notes)))

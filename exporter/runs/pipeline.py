@@ -36,7 +36,7 @@ from exporter.runs.tuning import Tuning
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Child, Zygote, Zygotes
 from exporter.workers.messages import GoldenSettings, Prepared
 
-WARM_UP_BYTES = 6e9  # of free memory; less is left to loading the model
+WARM_UP_BYTES = 8e9  # of free memory; if less is free, nothing runs beside the loading of the model
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")  # of the job itself; others are sent from outside
 
 
@@ -111,14 +111,15 @@ class _Run:
         self.golden = root / layout.GOLDEN
         self.turns = Turns(zygote, self.job, request.variants, root / layout.LOGS / "prepare.log")
         self.prepared = False
+        self.warming: Child | None = None
 
     def execute(self) -> None:
-        warming = self._warm_up()
         try:
             preparing, prepared = self._prepare()
         except UsageError:
             raise
         except ExporterError as error:  # the model itself does not run: every row fails
+            self._end_warm_up()
             for variant in self.request.variants:
                 failed = _failed(self._begin(variant, "prepare"), "prepare", error)
                 self.listener.done(self.draft.keep(self.turns.plan.explain(failed)))
@@ -138,27 +139,35 @@ class _Run:
                     checks.append(pool.submit(self._check_untimed, record, prepared, golden))
             for check in checks:
                 check.result()
-        if warming is not None:
-            with contextlib.suppress(ExporterError):
-                warming.wait(self.request.timeout)
+        self._end_warm_up()
         self.turns.close()
         if self.request.bench:
             self._check_in_turn(prepared)
             self._time(tuple(prepared.points)[1:])
         self.sessions.close()
 
-    def _warm_up(self) -> Child | None:
+    def _warm_up(self) -> None:
         """Start a job that does what the first export on a machine would have to do, unless memory is short."""
-        first = next(
-            (v for v in self.request.variants if not targets.is_live(v) and targets.facts(v.target).warm_up), None
-        )
-        if first is None or self.job.options.memory_limit or memory.free() < WARM_UP_BYTES:
-            return None
-        arguments = {"target": first.target, "options": self.request.options(self.job, first)}
-        return self.zygote.spawn("warm-up", "exporter.workers.tasks:warm_up", arguments, self.work / "warm-up.log")
+        exports = [v for v in self.request.variants if not targets.is_live(v)]
+        first = next((v for v in exports if targets.facts(v.target).warm_up), None)
+        limited = self.request.device != "cpu" or self.job.options.memory_limit or memory.free() < WARM_UP_BYTES
+        if first is None or limited:
+            return
+        options = replace(self.request.options(self.job, first), niceness=BACKGROUND // 2)  # after loading the model
+        arguments = {"target": first.target, "options": options}
+        with contextlib.suppress(ExporterError):  # loading the model reports it
+            log = self.work / "warm-up.log"
+            self.warming = self.zygote.spawn("warm-up", "exporter.workers.tasks:warm_up", arguments, log)
+
+    def _end_warm_up(self) -> None:
+        """End that job: what it has not done, nobody waits for any more."""
+        if self.warming is not None:
+            with contextlib.suppress(ExporterError):
+                self.warming.wait(timeout=1)
 
     def _prepare(self) -> tuple[Child, Prepared]:
         self.listener.stage(EAGER, "load model")
+        self._warm_up()
         self.turns.load(self.request.timeout)
         child = self._begin_to_prepare(self.request.needs_program)
         try:

@@ -49,6 +49,7 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
     """Precompile a header of torch unless that was done before; return the path to include."""
     import torch
     from torch._inductor import codecache, cpp_builder
+    from torch.utils._filelock import FileLock
 
     settings.pop("extra_flags", None)  # for the linker
     options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
@@ -59,10 +60,15 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
         extra="\0".join((command, version, torch.__version__, torch.version.git_version)),
         specified_dir=codecache._HEADER_DIR,
     )
-    builder = cpp_builder.CppBuilder(name=path, sources=path, BuildOption=options)
+    made, partial = (
+        cpp_builder.CppBuilder(name=f"{path}{suffix}", sources=path, BuildOption=options) for suffix in ("", ".partial")
+    )
     locks = Path(codecache._HEADER_LOCK_DIR)
     locks.mkdir(parents=True, exist_ok=True)
-    codecache._worker_compile_cpp(str(locks / f"{key}.lock"), (builder,))
+    with FileLock(str(locks / f"{key}.lock"), timeout=codecache.LOCK_TIMEOUT):
+        if not Path(made.get_target_file_path()).exists():
+            partial.build()  # a killed compiler leaves a part of it
+            Path(partial.get_target_file_path()).replace(made.get_target_file_path())
     return path
 
 

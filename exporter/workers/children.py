@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import platform
 import signal
 import socket
 import subprocess
@@ -27,7 +28,9 @@ LOG_LINES = 30
 # For processes that run side by side: waiting threads sleep instead of spinning on a core that another process needs,
 # and NumPy and SciPy start no threads when they are imported, so that jobs can be forked from a process that has loaded
 # a model. Timed processes run alone and without this.
-SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
+SIDE_BY_SIDE = {"OMP_WAIT_POLICY": "PASSIVE"}
+if platform.machine() == "x86_64":  # on other machines, torch itself may use OpenBLAS
+    SIDE_BY_SIDE["OPENBLAS_NUM_THREADS"] = "1"
 # For runs on the CPU. Where a library has looked for GPUs before a fork, torch.cuda.is_available() stays true in the
 # job, but every use of CUDA fails, even torch.cond's.
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}

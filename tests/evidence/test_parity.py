@@ -83,7 +83,7 @@ def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> N
 def test_the_same_error_as_eagers_is_drift_and_is_reported(tolerance: Tolerance, off: float, verdict: str) -> None:
     """In half precision, a GPU's attention may ignore a mask that masks everything."""
     eager, reference = np.asarray([3.0, 3.0, -1.0]), np.ones(3)
-    found = judge(eager * (1 + off), eager, reference, tolerance=tolerance)
+    found = judge(eager + off, eager, reference, tolerance=tolerance)
     wrong = "eager's error is 2 where the output is 1 (RMS)"
     repeated = f"{wrong}, and the artifact returns the same as eager"
     assert found.verdict == verdict
@@ -96,6 +96,17 @@ def test_the_same_error_as_eagers_is_drift_and_is_reported(tolerance: Tolerance,
     assert (right.verdict, right.reason) == ("rounding", "")
     case = {"case": "example zeros", "seed": 0, "error": "", "outputs": [dataclasses.asdict(same)]}
     assert summarize([case]).reason == f"y at example zeros: {repeated}"
+
+
+def test_one_wrong_element_of_eagers_excuses_no_other() -> None:
+    reference = np.ones(1000)
+    eager = reference.copy()
+    eager[0] = 60000
+    got = eager.copy()
+    got[1:] += np.random.default_rng(0).normal(0, 1, 999)
+    half = Tolerance(1.6e-2, 1e-2, 3.0)
+    assert judge(got, eager, reference, tolerance=half).verdict == "FAIL"
+    assert judge(eager * 1.0000001, eager, reference, tolerance=half).verdict == "drift"
 
 
 def test_an_overflow_of_eagers_is_not_repeated_by_a_finite_value() -> None:

@@ -18,7 +18,7 @@ from exporter.bundle import layout
 from exporter.core import environment, source_lines
 from exporter.core.errors import ArtifactError, UsageError
 from exporter.release import keys
-from exporter.runs import doctor
+from exporter.runs import doctor, pipeline
 from exporter.targets import _plugins
 from exporter.workers.children import EXPORTING, Zygote
 
@@ -100,7 +100,10 @@ def fine_imports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("sample")
-def test_every_command_accepts_the_target(cli: Cli, site: Path, tmp_path: Path) -> None:
+def test_every_command_accepts_the_target(
+    cli: Cli, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "WARM_UP_BYTES", 0)
     bundle, budget = tmp_path / "bundle", ("--time-budget", 0.1)
     done = cli("export", "sample", "--targets", "trace,sample", "--goal", "portability", "--out", bundle, *budget)
     assert done.code == 0, done.out + done.err
