@@ -153,8 +153,7 @@ class _Run:
         limited = self.request.device != "cpu" or self.job.options.memory_limit or memory.free() < WARM_UP_BYTES
         if first is None or limited:
             return
-        options = replace(self.request.options(self.job, first), niceness=BACKGROUND // 2)  # after loading the model
-        arguments = {"target": first.target, "options": options}
+        arguments = {"target": first.target, "options": self.request.options(self.job, first)}
         with contextlib.suppress(ExporterError):  # loading the model reports it
             log = self.work / "warm-up.log"
             self.warming = self.zygote.spawn("warm-up", "exporter.workers.tasks:warm_up", arguments, log)
