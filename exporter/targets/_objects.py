@@ -49,7 +49,6 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
     """Precompile a header of torch unless that was done before; return the path to include."""
     import torch
     from torch._inductor import codecache, cpp_builder
-    from torch.utils._filelock import FileLock
 
     settings.pop("extra_flags", None)  # for the linker
     options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
@@ -64,12 +63,22 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
         cpp_builder.CppBuilder(name=f"{path}{suffix}", sources=path, BuildOption=options) for suffix in ("", ".partial")
     )
     locks = Path(codecache._HEADER_LOCK_DIR)
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(locks / f"{key}.lock"), timeout=codecache.LOCK_TIMEOUT):
+    with locked(locks / key):
         if not Path(made.get_target_file_path()).exists():
             partial.build()  # a killed compiler leaves a part of it
             Path(partial.get_target_file_path()).replace(made.get_target_file_path())
     return path
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Let one process at a time make this file in the cache."""
+    from torch._inductor import codecache
+    from torch.utils._filelock import FileLock
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock", timeout=codecache.LOCK_TIMEOUT):
+        yield
 
 
 @contextlib.contextmanager
@@ -158,10 +167,11 @@ class _Cache:
             return made
 
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            if not common.is_file():
-                made = compiled(interface, Path(folder, "interface.cpp"), Path(folder, "interface.o"), plain(command))
-                _keep(made, common)
-                common = made
+            with locked(common):  # packages are built side by side
+                if not common.is_file():
+                    made = Path(folder, "interface.o")
+                    _keep(compiled(interface, made.with_suffix(".cpp"), made, plain(command)), common)
+                    common = made
             own = compiled(rest, target.with_suffix(".rest.cpp"), Path(folder, "rest.o"), command)
             link = [command.split()[0], "-r", "-nostdlib", str(common), str(own), "-o", str(target)]
             cpp_builder.run_compile_cmd(shlex.join(link), cwd=folder)
