@@ -31,6 +31,7 @@ HEAVY = (
     "torch.onnx._internal.exporter._torchlib.ops",
     "onnxscript",
     "onnxruntime",
+    "support.onnx_registry",
 )  # imported by most jobs
 # The modules that start a zygote.
 FORKING = (
