@@ -93,6 +93,23 @@ def test_a_model_that_does_not_run_in_float64_is_its_own_reference() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+class FailsAtZeros(torch.nn.Module):
+    """Fails at zeros in float64 alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64 and not x.any():
+            raise ValueError("zeros")
+        return x * 2
+
+
+def test_an_unusual_case_without_a_float64_reference_is_left_out_with_a_note() -> None:
+    made, findings = make(FailsAtZeros())
+    assert findings.reference == "float64"
+    assert "batch=2 zeros" not in [case.name for case in made.cases]
+    assert "batch=2 ones" in [case.name for case in made.cases]
+    assert findings.notes == ("batch=2 zeros was not checked, because the model fails there in float64",)
+
+
 class OtherShapes(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.dtype == torch.float32 else x[:1]
