@@ -37,6 +37,7 @@ from exporter.targets import (
     TritonBackend,
     _candidates,
     _convolutions,
+    _fused_gelu,
     _gemm,
     _half_gelu,
     _inductor,
@@ -100,7 +101,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             f"torch {torch.__version__} can only compile packages for this machine",
             "install torch 2.14 or leave out --portable",
         )
-    _inductor.parse(options.inductor)  # before the slow steps
+    settings = _inductor.parse(options.inductor)  # before the slow steps
     _objects.keep_headers()
     _inductor.repeat_itself()
     slow = _inductor.find_vector_instructions()
@@ -122,6 +123,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             changed.enter_context(_int8_convolutions.compiled())
         if options.device != "cpu" and options.precision in ("fp16", "bf16"):
             changed.enter_context(_half_gelu.compiled())
+            changed.enter_context(_fused_gelu.compiled(options.fallback, settings))
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         changed.enter_context(_inductor.falling_back(options.fallback, program.part_of is None))
