@@ -35,6 +35,7 @@ from exporter.targets import (
     TritonBackend,
     _candidates,
     _onnx_axes,
+    _onnx_file,
     _onnx_stored,
     _ort_cuda_graphs,
     _ort_level,
@@ -102,9 +103,13 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     size = _weights(made)
     made.model.metadata_props.update(_properties(program, options))
     companion = path.name + ".data"
-    made.save(str(path), external_data=size > ONE_FILE_BYTES)
+    if size > ONE_FILE_BYTES:
+        made.save(str(path), external_data=True)
+    else:
+        _onnx_file.save(made.model, path)
     notes = (_quantize(program, path, size, options.keep_float),) if options.precision == "int8" else ()
-    onnx.checker.check_model(str(path))
+    if notes or size > ONE_FILE_BYTES:
+        onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
     fixed = tuple(_fixed(made.model.graph, program.contract))
     return Exported((translated.note, *notes, *_level(options)), translated.warnings, companions, limits=fixed)

@@ -5,6 +5,8 @@ A job that writes to a weight gets its own copy of the pages that it writes to; 
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +21,12 @@ def hold(channel: socket.socket, job: Job) -> None:
     """Load the model, report whether jobs can be forked from here, and fork them until the parent closes its end.
 
     They cannot if loading left threads behind, which a fork would lose, or touched a GPU; every job then loads the
-    model itself. torch loads with one thread because it never stops the threads that it starts.
+    model itself. torch loads with one thread because it never stops the threads that it starts, and progress bars of
+    tqdm, which transformers shows while it reads weights, start none.
     """
+    with contextlib.suppress(ImportError):
+        tqdm = importlib.import_module("tqdm")
+        tqdm.tqdm.monitor_interval = 0
     loading.hold(replace(job, options=replace(job.options, threads=1)))
     forks = len(list(Path("/proc/self/task").iterdir())) == 1 and not torch.cuda.is_initialized()
     forkserver.tell(channel, "loaded", forks)

@@ -44,6 +44,18 @@ class scientific(counted):
         return counted.load(weights)
 
 
+class showing(counted):
+    """Shows a progress bar while it loads, as transformers does; a thread watches it unless tqdm is told not to."""
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        from tqdm import tqdm
+
+        for _ in tqdm(range(2)):
+            pass
+        return counted.load(weights)
+
+
 class Greedy(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing():

@@ -53,6 +53,12 @@ def test_a_model_that_uses_scipy_is_loaded_once(loads: Path, tmp_path: Path, mon
     assert len(loads.read_text().splitlines()) == 1
 
 
+def test_a_model_that_shows_a_progress_bar_is_loaded_once(loads: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    assert run_in_a_fresh_zygote("heavy:showing", "trace", tmp_path / "bundle") == {"trace": "passed"}
+    assert len(loads.read_text().splitlines()) == 1
+
+
 def test_a_model_that_starts_threads_is_loaded_by_each_job(loads: Path, tmp_path: Path) -> None:
     assert run_in_a_fresh_zygote("heavy:threaded", "trace", tmp_path / "bundle") == {"trace": "passed"}
     assert len(loads.read_text().splitlines()) == 3, (
