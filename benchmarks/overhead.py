@@ -1,7 +1,8 @@
 """Compare exports, with all their checks, with the same bare calls and with optimum-cli: wall time and memory.
 
 `--optimum` names the Python of an environment with optimum-onnx; BERT is then also exported to ONNX by both. Memory is
-the peak of the process and its children, in which pages that processes share count once, in a run that is not timed.
+the largest of samples of the process and its children, in which pages that processes share count once; those runs are
+not timed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SAVE = "import sys, transformers as t; t.BertModel(t.BertConfig()).save_pretrain
 
 
 def main() -> None:
-    """Run all in turn, each with an empty compiler cache, except the second export of `again`."""
+    """Run all in turn, each with an empty compiler cache, except `exporter again`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--optimum", metavar="PYTHON", help="compare the export to ONNX too")

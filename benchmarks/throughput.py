@@ -89,7 +89,7 @@ def operations(model: str, sizes: dict[str, int]) -> int:
     named = inputs if isinstance(inputs, dict) else {}
     given = () if named else (inputs,) if torch.is_tensor(inputs) else inputs
     counter = FlopCounterMode(display=False)
-    torch.backends.mha.set_fastpath_enabled(False)  # the counter knows no operations of its fused operator
+    torch.backends.mha.set_fastpath_enabled(False)  # the counter does not count its fused operator
     with torch.no_grad(), counter:
         module(*map(_on_gpu, given), **{name: _on_gpu(value) for name, value in named.items()})
     return counter.get_total_flops()

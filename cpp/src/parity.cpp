@@ -26,6 +26,8 @@ constexpr double kUnits = 100;    // by how much the error of cancelling values 
                                   // rounding of the largest value
 constexpr double kSame = 0.05;    // of a group's rms; values that differ more from eager's are
                                   // never the same
+constexpr double kSlack = 1.5;    // how many times the error of the least cosine is allowed
+constexpr double kAlone = 3;      // the same for a single value, whose cosine says only its sign
 constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
@@ -240,6 +242,34 @@ double cosine(const Sums& sums) {
   return least;
 }
 
+/// Returns why elements do not pass by their cosine, or "". The cosine does not change if all
+/// elements are multiplied by a number, so their relative error is limited too.
+std::string too_coarse(const Sums& sums, const Tolerance& tolerance) {
+  if (!tolerance.min_cosine) return "";
+  char text[128];
+  if (const double found = cosine(sums); found < *tolerance.min_cosine) {
+    std::snprintf(text, sizeof text, "cosine %.4f, the minimum is %g", found,
+                  *tolerance.min_cosine);
+    return text;
+  }
+  const auto excess = [&](const Group& group) -> std::string {
+    const double rms = group.reference_rms();
+    const double most =
+        (group.count > 1 ? kSlack : kAlone) * std::sqrt(2 * (1 - *tolerance.min_cosine)) * rms;
+    if (group.rmse() <= most) return "";
+    std::snprintf(text, sizeof text,
+                  "error %.3g where the output is %.3g (RMS), the maximum is %.3g", group.rmse(),
+                  rms, most);
+    return text;
+  };
+  if (std::string found = excess(sums.all); !found.empty()) return found;
+  for (const Group& group : sums.groups) {
+    if (group.cancels) continue;
+    if (std::string found = excess(group); !found.empty()) return found;
+  }
+  return "";
+}
+
 /// Returns whether the elements are as good as eager's; never if squares overflow.
 bool is_as_good(const Group& group, const Tolerance& tolerance) {
   const double rms = group.reference_rms(), own = tolerance.k * group.eager_rmse();
@@ -291,8 +321,8 @@ Verdict judge(const Sums& sums, const Tolerance& tolerance) {
   if (all([&](const Group& group) { return group.within || is_drift(group, tolerance); })) {
     return Verdict::drift;
   }
-  return tolerance.min_cosine && cosine(sums) >= *tolerance.min_cosine ? Verdict::quantized
-                                                                       : Verdict::fail;
+  return tolerance.min_cosine && too_coarse(sums, tolerance).empty() ? Verdict::quantized
+                                                                     : Verdict::fail;
 }
 
 /// Returns whether the last dimension holds scores: an output named logits, or a classifier's only
@@ -343,10 +373,7 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
     }
   }
   if (result.verdict == Verdict::fail && tolerance.min_cosine) {
-    char text[64];
-    std::snprintf(text, sizeof text, "cosine %.4f, the minimum is %g", *result.cosine,
-                  *tolerance.min_cosine);
-    result.reason = text;
+    result.reason = too_coarse(sums, tolerance);
     result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +

@@ -300,6 +300,21 @@ TEST_CASE("quantized") {
   CHECK(judge_as("y", eager + 1e-6).verdict == Verdict::rounding);
 }
 
+/// The cosine does not see a factor.
+TEST_CASE("quantized by a factor") {
+  const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
+  const auto judge_as = [&](std::int64_t count, double factor) {
+    const at::Tensor reference = at::linspace(1, 2, count, at::kDouble);
+    const at::Tensor eager = reference.to(at::kFloat);
+    return compare("y", (reference * factor).to(at::kFloat), eager, reference, crude);
+  };
+  CHECK(judge_as(40, 1.14).verdict == Verdict::quantized);
+  CHECK(judge_as(40, 1.16).verdict == Verdict::fail);
+  CHECK(judge_as(40, 0.84).verdict == Verdict::fail);
+  CHECK(judge_as(1, 1.29).verdict == Verdict::quantized);
+  CHECK(judge_as(1, 1.31).reason == "error 0.31 where the output is 1 (RMS), the maximum is 0.3");
+}
+
 TEST_CASE("quantized scores") {
   const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
   at::Tensor eager = at::linspace(-2, 2, 400).repeat({2, 1});

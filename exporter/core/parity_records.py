@@ -19,7 +19,8 @@ VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "drift", "quantized", "FAI
 class Tolerance:
     """The limits on an output's error: `rtol` and `atol` as in torch.allclose, and `k` on the RMSE relative to eager's.
 
-    With `min_cosine`, an output with at least this cosine similarity passes too, as `quantized`.
+    With `min_cosine`, an output with at least this cosine similarity, and a relative error that fits it, passes too, as
+    `quantized`.
     """
 
     rtol: float = described("Relative, as in torch.allclose.", minimum=0)

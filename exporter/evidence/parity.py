@@ -1,4 +1,7 @@
-"""Parity verdicts on outputs. Pure functions over arrays; docs/formats.md states the rule, which C++ shares."""
+"""Parity verdicts on outputs. Pure functions over arrays; docs/formats.md states the rule, which C++ shares.
+
+This file is long because the rule is in one place.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ UNITS = 100.0  # by how much the error of cancelling values may differ from the 
 SAME = 0.05  # of a group's root mean square; values that differ by more from eager's are never the same
 EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}  # dtypes of complex parts
+SLACK, ALONE = 1.5, 3.0  # times the error of the least cosine: allowed errors, and that of a single value
 CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
 
 
@@ -120,8 +124,11 @@ def _compare_floats(
     allowed = tolerance.atol + tolerance.rtol * magnitude
     at = int(np.divide(distance, allowed, out=distance * 1e30, where=allowed > 0).argmax())
     unit = epsilon * float(magnitude.max())
-    groups = [_Group.of(y[one], e[one], r[one], allowed[one], unit) for one in _groups(magnitude)]
-    cosine = min([_cosine(y, r), *(group.cosine for group in groups if not group.cancels)])
+    chosen = list(_groups(magnitude))
+    groups = [_Group.of(y[one], e[one], r[one], allowed[one], unit) for one in chosen]
+    significant = [slice(None), *(one for one, group in zip(chosen, groups, strict=True) if not group.cancels)]
+    cosine = min(_cosine(y[one], r[one]) for one in significant)
+    coarse = _too_coarse([(y[one], r[one]) for one in significant], cosine, tolerance.min_cosine)
     verdict: Verdict = "FAIL"
     lost = 0
     if bool((y == e).all()):
@@ -130,7 +137,7 @@ def _compare_floats(
         verdict = "rounding"
     elif all(group.within or group.is_drift(tolerance) for group in groups):
         verdict = "drift"
-    elif tolerance.min_cosine is not None and cosine >= tolerance.min_cosine:
+    elif tolerance.min_cosine is not None and not coarse:
         lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
@@ -140,8 +147,7 @@ def _compare_floats(
         wrong = f"eager's error is {noisy[0].eager:.3g} where the output is {noisy[0].reference:.3g} (RMS)"
         same = f"{wrong}, and the artifact returns the same as eager"
         reason = f"{reason}; {wrong}" if verdict == "FAIL" else same
-    if verdict == "FAIL" and tolerance.min_cosine is not None:
-        reason = f"cosine {cosine:.4f}, the minimum is {tolerance.min_cosine:g}"
+    reason = coarse if verdict == "FAIL" and coarse else reason
     reason = f"rows whose clear winner changed: {lost}" if lost else reason
     return OutputParity(
         name,
@@ -166,7 +172,6 @@ class _Group:
     rmse: float
     eager: float
     reference: float
-    cosine: float
     cancels: bool  # whether the values are what remains of larger ones, so that eager's error is as large as they
     apart: float  # root mean square of the differences from eager; infinite if eager is
 
@@ -178,7 +183,7 @@ class _Group:
         within, size = bool((np.abs(got - reference) <= allowed).all()), _rms(reference)
         cancels = own > CANCELS * size and unit / UNITS <= own <= unit * UNITS
         apart = _rms(got - eager) if sound.all() else math.inf
-        return cls(within, _rms(got - reference), own, size, _cosine(got, reference), cancels, apart)
+        return cls(within, _rms(got - reference), own, size, cancels, apart)
 
     @property
     def is_noisy(self) -> bool:
@@ -247,6 +252,23 @@ def _cosine(a: Array, b: Array) -> float:
         return 1.0 if not a.any() and not b.any() else 0.0
     cosine = float(a @ b) / norms
     return cosine if math.isfinite(cosine) else 0.0
+
+
+def _too_coarse(parts: Sequence[tuple[Array, Array]], cosine: float, least: float | None) -> str:
+    """Return why elements do not pass by their cosine, or "".
+
+    The cosine does not change if all elements are multiplied by a number, so their relative error is limited too.
+    """
+    if least is None:
+        return ""
+    if cosine < least:
+        return f"cosine {cosine:.4f}, the minimum is {least:g}"
+    for got, reference in parts:
+        most = (SLACK if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least))
+        error, size = _rms(got - reference), _rms(reference)
+        if not error <= most * size:
+            return f"error {error:.3g} where the output is {size:.3g} (RMS), the maximum is {most * size:.3g}"
+    return ""
 
 
 def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:

@@ -1,6 +1,6 @@
 """Write an ONNX model to one file, weight by weight.
 
-`onnx.save` has all weights in memory three times: as tensors, in the message, and in its bytes. Here the message is
+`onnx.save` holds all weights in memory three times: as tensors, in the message, and in its bytes. Here the message is
 made without weights, and they are written into their places in its graph one after the other. `onnx.checker` also gets
 the message without weights, each of which is an input for it.
 
@@ -13,17 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from exporter.core.errors import ExportError
+
 if TYPE_CHECKING:
     import onnx
 
 LARGE = 1024  # bytes; smaller tensors stay in the message
+LIMIT = (1 << 31) - (1 << 20)  # bytes, less what the lengths of the weights take
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
 
 
 def save(model: Any, path: Path) -> None:
-    """Write a model of onnx_ir, and take its large weights out of it.
+    """Write an onnx_ir model to one file; its large weights are removed from it.
 
-    Raises onnx.checker.ValidationError if the model is not valid, before anything is written.
+    Before anything is written, raises onnx.checker.ValidationError if the model is not valid, and ExportError if the
+    file would be larger than protobuf's limit.
     """
     import onnx
     import onnx_ir as ir
@@ -36,6 +40,11 @@ def save(model: Any, path: Path) -> None:
             value.const_value = ir.ExternalTensor("", None, None, tensor.dtype, shape=tensor.shape, name=name)
     message = ir.serde.serialize_model(model)
     onnx.checker.check_model(_without_weights(message, weights))
+    if (size := message.ByteSize() + sum(weight.nbytes for weight in weights.values())) >= LIMIT:
+        raise ExportError(
+            f"the ONNX model takes {size / 1e9:.1f} GB without companion files, and protobuf's limit is 2 GB",
+            "export to compile or trace, or make large constants in the model's code parameters or buffers",
+        )
     with path.open("wb") as file:
         _write(file, message, weights)
 
@@ -59,7 +68,7 @@ def _without_weights(message: onnx.ModelProto, weights: Mapping[str, Any]) -> on
 
 def _write(file: BinaryIO, message: onnx.ModelProto, weights: Mapping[str, Any]) -> None:
     """Write the fields of the message, and its graph with its initializers after its other fields."""
-    pieces = []  # the bytes of each initializer without those of its weight, their number, and the weight
+    pieces = []  # the bytes of each initializer without its weight, the size of the weight in bytes, and the weight
     for one in message.graph.initializer:
         weight = weights.get(one.name)
         size = 0 if weight is None else weight.nbytes

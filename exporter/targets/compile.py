@@ -101,7 +101,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             f"torch {torch.__version__} can only compile packages for this machine",
             "install torch 2.14 or leave out --portable",
         )
-    settings = _inductor.parse(options.inductor)  # before the slow steps
+    _inductor.parse(options.inductor)  # before the slow steps
     _objects.keep_headers()
     _inductor.repeat_itself()
     slow = _inductor.find_vector_instructions()
@@ -109,6 +109,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         # libtorch.so would pull in every CUDA library; `_settings` links only the two that a CPU package needs.
         os.environ["LIBRARY_PATH"] = f"{Path(torch.__file__).parent / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
     unfrozen: tuple[str, ...] = ()
+    approximated: set[str] = set()
     entries = () if program.part_of else probing.entry_sizes(options.entries)
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
@@ -123,7 +124,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             changed.enter_context(_int8_convolutions.compiled())
         if options.device != "cpu" and options.precision in ("fp16", "bf16"):
             changed.enter_context(_half_gelu.compiled())
-            changed.enter_context(_fused_gelu.compiled(options.fallback, settings))
+            approximated = changed.enter_context(_fused_gelu.compiled(options.fallback))
         if options.precision in SMALL_WEIGHTS:
             changed.enter_context(_stored_products.compiled())
         changed.enter_context(_inductor.falling_back(options.fallback, program.part_of is None))
@@ -137,7 +138,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     build = _build(options)
     contract_files.append_to_zip(path, to_json(replace(program.contract, ops=ops, build=build, entries=entries)))
     own = _package_entries.notes(entries)
-    notes = (*_quantized(program, options), *own, *unfrozen, *_changed(options), *_notes(build), *slow)
+    changes = (*_changed(options), *_fused_gelu.note(approximated))
+    notes = (*_quantized(program, options), *own, *unfrozen, *changes, *_notes(build), *slow)
     return Exported(notes, ops=ops, build=build, entries=entries)
 
 

@@ -71,6 +71,20 @@ def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> N
 
 
 @pytest.mark.parametrize(
+    ("count", "factor", "verdict"),
+    [(40, 1.14, "quantized"), (40, 1.16, "FAIL"), (40, 0.84, "FAIL"), (1, 1.29, "quantized"), (1, 1.31, "FAIL")],
+)
+def test_a_factor_that_the_cosine_does_not_see_is_limited(count: int, factor: float, verdict: str) -> None:
+    reference = np.linspace(1, 2, count)
+    found = judge(reference * factor, reference, reference, tolerance=dataclasses.replace(TOLERANCE, min_cosine=0.995))
+    assert found.verdict == verdict
+    assert found.cosine == pytest.approx(1)
+    if (count, factor) == (1, 1.31):
+        assert found.reason == "error 0.31 where the output is 1 (RMS), the maximum is 0.3"
+        assert found.cause == "too-coarse"
+
+
+@pytest.mark.parametrize(
     ("tolerance", "off", "verdict"),
     [
         (Tolerance(1e-4, 1e-5, 2.0), 1.9e-4, "drift"),
@@ -90,7 +104,7 @@ def test_the_same_error_as_eagers_is_drift_and_is_reported(tolerance: Tolerance,
     assert found.reason.endswith(repeated if verdict == "drift" else f"; {wrong}")
     same = judge(eager, eager, reference, tolerance=tolerance)
     assert (same.verdict, same.reason) == ("exact", repeated)
-    coarse = judge(eager * [2, 2, -2], eager, reference, tolerance=dataclasses.replace(tolerance, min_cosine=0.9))
+    coarse = judge(reference * 1.4, eager, reference, tolerance=dataclasses.replace(tolerance, min_cosine=0.9))
     assert (coarse.verdict, coarse.reason) == ("quantized", "")
     right = judge(reference, eager, reference, tolerance=tolerance)
     assert (right.verdict, right.reason) == ("rounding", "")

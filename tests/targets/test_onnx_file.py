@@ -11,7 +11,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import torch
 
+from exporter.core.errors import ExportError
 from exporter.targets import _onnx_file
 
 WEIGHTS: dict[str, Any] = {
@@ -60,4 +62,35 @@ def test_the_content_is_that_of_a_file_written_whole(tmp_path: Path) -> None:
 def test_a_model_that_is_not_valid_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(onnx.checker.ValidationError, match="No Op registered for Unknown"):
         _onnx_file.save(model("Unknown"), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Tied(torch.nn.Module):
+    """Two layers with the same weight, one whose weight is bfloat16, and one within a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (torch.nn.Linear(40, 40) for _ in range(3))
+        self.second.weight = self.first.weight
+        self.fourth = torch.nn.Linear(40, 40, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fourth(self.second(self.first(x)).bfloat16()).float()
+        return torch.cond(y.sum() > 0, lambda y: self.third(y), lambda y: y - 1, (y,))
+
+
+def test_weights_of_torch_are_written_as_torch_writes_them(tmp_path: Path) -> None:
+    with torch.no_grad():
+        program = torch.export.export(Tied().eval().requires_grad_(False), (torch.randn(2, 40),))
+        made = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    assert made is not None
+    made.save(tmp_path / "whole.onnx")
+    _onnx_file.save(made.model, tmp_path / "streamed.onnx")
+    assert onnx.load(tmp_path / "streamed.onnx") == onnx.load(tmp_path / "whole.onnx")
+
+
+def test_a_file_beyond_the_limit_of_protobuf_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_onnx_file, "LIMIT", 100_000)
+    with pytest.raises(ExportError, match="protobuf's limit is 2 GB"):
+        _onnx_file.save(model(), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

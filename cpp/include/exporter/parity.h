@@ -14,7 +14,8 @@ struct Tolerance {
   double rtol = 1e-4;
   double atol = 1e-5;
   double k = 2.0;  ///< the error may be up to this multiple of eager's error
-  /// An output with at least this cosine similarity passes too, as `quantized`.
+  /// An output with at least this cosine similarity, and a relative error that fits it, passes too,
+  /// as `quantized`.
   std::optional<double> min_cosine = std::nullopt;
 };
 
