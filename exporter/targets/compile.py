@@ -35,6 +35,7 @@ from exporter.targets import (
     Options,
     Part,
     TritonBackend,
+    _adaptive_pools,
     _candidates,
     _convolutions,
     _fused_gelu,
@@ -114,7 +115,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
-    patches = (recurrent.looped(), _objects.reused(), _parallel_loops.at_all_sizes(), *right)
+    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes())
+    patches = (recurrent.looped(), _objects.reused(), *everywhere, *right)
     with contextlib.ExitStack() as changed:
         for patch in patches:
             changed.enter_context(patch)
