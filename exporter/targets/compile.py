@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.core import contract, contract_files, environment, machine_code, probing, source_lines
+from exporter.core import causes, contract, contract_files, environment, machine_code, probing, source_lines
 from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSpec
 from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
@@ -258,7 +258,17 @@ def _package(
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         graphs = {MODEL: graph} | _package_entries.graphs(graph, program, entries)
-        _write(graphs, path, settings)
+        try:
+            _write(graphs, path, settings)
+        except Exception as error:  # some freezing passes fail, for example after circular padding
+            if not settings["freezing"] or _asks_for("freezing", options):
+                raise
+            try:
+                _write(graphs, path, settings | {"freezing": False})
+            except Exception:  # then freezing is not the cause
+                raise error from None
+            said = causes.shorten(source_lines.summary(error))
+            return ops, (f"weights not frozen, because freezing fails: {said}",)
         dynamic = {name: one for name, one in graphs.items() if one.range_constraints and _convolves(one)}
         doubtful = settings["freezing"] and bool(dynamic)
         # Those in other precisions differ by more than rounding in float32.

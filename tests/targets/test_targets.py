@@ -614,6 +614,27 @@ def test_a_package_is_frozen_only_if_that_is_correct(
     assert seen[-1] == (False, True), "what the user asks for is not changed"
 
 
+def test_a_package_is_not_frozen_if_freezing_fails(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is that of freezing if the package cannot be made without it either, or if the user asks for it."""
+    failing = [True]
+
+    def build(_: object, options: dict[str, Any]) -> None:
+        if options["freezing"] in failing:
+            raise RuntimeError(f"freezing={options['freezing']} fails")
+
+    _without_compiler(monkeypatch, build)
+    path, export = tmp_path / "compile.pt2", targets.get("compile").export
+    made = export(program, path, Options())
+    assert "weights not frozen, because freezing fails: RuntimeError: freezing=True fails" in "\n".join(made.notes)
+    with pytest.raises(RuntimeError, match="freezing=True fails"):
+        export(program, path, Options(inductor=("freezing=True",)))
+    failing.append(False)
+    with pytest.raises(RuntimeError, match="freezing=True fails"):
+        export(program, path, Options())
+
+
 @pytest.mark.parametrize(
     ("layer", "dynamic", "device", "precision", "frozen"),
     [
