@@ -256,15 +256,16 @@ std::string too_coarse(const Sums& sums, const Tolerance& tolerance) {
     const double rms = group.reference_rms();
     const double most =
         (group.count > 1 ? kSlack : kAlone) * std::sqrt(2 * (1 - *tolerance.min_cosine)) * rms;
-    if (group.rmse() <= most) return "";
+    const double limit = most + (tolerance.atol + tolerance.rtol * rms) / 10;
+    if (group.rmse() <= limit) return "";
     std::snprintf(text, sizeof text,
                   "error %.3g where the output is %.3g (RMS), the maximum is %.3g", group.rmse(),
-                  rms, most);
+                  rms, limit);
     return text;
   };
   if (std::string found = excess(sums.all); !found.empty()) return found;
   for (const Group& group : sums.groups) {
-    if (group.cancels) continue;
+    if (group.cancels || group.within) continue;
     if (std::string found = excess(group); !found.empty()) return found;
   }
   return "";
@@ -374,7 +375,7 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   }
   if (result.verdict == Verdict::fail && tolerance.min_cosine) {
     result.reason = too_coarse(sums, tolerance);
-    result.cause = kTooCoarse;
+    if (*result.cosine < *tolerance.min_cosine) result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
                     short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst) +

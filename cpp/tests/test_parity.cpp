@@ -300,6 +300,19 @@ TEST_CASE("quantized") {
   CHECK(judge_as("y", eager + 1e-6).verdict == Verdict::rounding);
 }
 
+/// Extreme elements and the others have limits of their own.
+TEST_CASE("quantized extreme elements") {
+  const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
+  const at::Tensor eager = at::tensor({1.0f, 2.0f, -1e9f});
+  const auto verdict = [&](const at::Tensor& actual) {
+    return compare("y", actual, eager, eager.to(at::kDouble), crude).verdict;
+  };
+  CHECK(verdict(at::tensor({1.2f, 2.4f, -1e9f})) == Verdict::fail);
+  CHECK(verdict(at::tensor({1.1f, 2.2f, -1e9f})) == Verdict::quantized);
+  CHECK(verdict(at::tensor({1.0f, 2.0f, -1.1e9f})) == Verdict::quantized);
+  CHECK(verdict(at::tensor({1.0f, 2.0f, -1.16e9f})) == Verdict::fail);
+}
+
 /// The cosine does not see a factor.
 TEST_CASE("quantized by a factor") {
   const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};

@@ -148,7 +148,7 @@ class CaseParity:
     case: str = described("The golden's case.")
     seed: int = described("Its seed.")
     output: str = described("The output; empty if the case itself failed.")
-    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine.")
+    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine and the RMSE.")
     max_abs: float | None = described("Largest absolute difference from the reference.", None, minimum=0)
     rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", None, minimum=0)
     cosine: float | None = described("Cosine similarity with the reference.", None, minimum=-1.000001, maximum=1.000001)
@@ -162,7 +162,7 @@ class Parity:
     describes where NaN or infinity is lost in the artifact but not in eager; None if that was not tested.
     """
 
-    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine.")
+    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine and the RMSE.")
     max_abs: float | None = described("Largest absolute difference from the reference.", minimum=0)
     max_rel: float | None = described("Largest difference relative to the reference.", minimum=0)
     rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", minimum=0)

@@ -126,9 +126,10 @@ def _compare_floats(
     unit = epsilon * float(magnitude.max())
     chosen = list(_groups(magnitude))
     groups = [_Group.of(y[one], e[one], r[one], allowed[one], unit) for one in chosen]
-    significant = [slice(None), *(one for one, group in zip(chosen, groups, strict=True) if not group.cancels)]
-    cosine = min(_cosine(y[one], r[one]) for one in significant)
-    coarse = _too_coarse([(y[one], r[one]) for one in significant], cosine, tolerance.min_cosine)
+    significant = [(one, group.within) for one, group in zip(chosen, groups, strict=True) if not group.cancels]
+    cosine = min([_cosine(y, r), *(_cosine(y[one], r[one]) for one, _ in significant)])
+    parts = [slice(None), *(one for one, within in significant if not within)]
+    coarse = _too_coarse([(y[one], r[one]) for one in parts], cosine, tolerance)
     verdict: Verdict = "FAIL"
     lost = 0
     if bool((y == e).all()):
@@ -160,7 +161,7 @@ def _compare_floats(
         rmse_ratio=groups[0].rmse / groups[0].eager if groups[0].eager else (1.0 if groups[0].rmse == 0 else None),
         cosine=cosine,
         worst=index,
-        cause="too-coarse" if verdict == "FAIL" and tolerance.min_cosine is not None else "",
+        cause="too-coarse" if verdict == "FAIL" and (lost or cosine < (tolerance.min_cosine or -1)) else "",
     )
 
 
@@ -254,20 +255,22 @@ def _cosine(a: Array, b: Array) -> float:
     return cosine if math.isfinite(cosine) else 0.0
 
 
-def _too_coarse(parts: Sequence[tuple[Array, Array]], cosine: float, least: float | None) -> str:
+def _too_coarse(parts: Sequence[tuple[Array, Array]], cosine: float, tolerance: Tolerance) -> str:
     """Return why elements do not pass by their cosine, or "".
 
     The cosine does not change if all elements are multiplied by a number, so their relative error is limited too.
     """
+    least = tolerance.min_cosine
     if least is None:
         return ""
     if cosine < least:
         return f"cosine {cosine:.4f}, the minimum is {least:g}"
     for got, reference in parts:
-        most = (SLACK if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least))
         error, size = _rms(got - reference), _rms(reference)
-        if not error <= most * size:
-            return f"error {error:.3g} where the output is {size:.3g} (RMS), the maximum is {most * size:.3g}"
+        most = (SLACK if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least)) * size
+        limit = most + (tolerance.atol + tolerance.rtol * size) / 10
+        if not error <= limit:
+            return f"error {error:.3g} where the output is {size:.3g} (RMS), the maximum is {limit:.3g}"
     return ""
 
 

@@ -51,7 +51,7 @@ def note(approximated: Collection[str]) -> tuple[str, ...]:
     """Return the note for the row of a package."""
     count = len(approximated)
     layers = "one layer" if count == 1 else f"{count} layers"
-    return (f"the exact GELU of {layers} is computed by its tanh approximation",) if count else ()
+    return (f"the exact GELU of {layers} is replaced by its tanh approximation",) if count else ()
 
 
 def _fuse(graph: fx.Graph, devices: tuple[str, ...]) -> Iterator[str]:

@@ -39,12 +39,12 @@ def save(model: Any, path: Path) -> None:
             weights[name] = tensor
             value.const_value = ir.ExternalTensor("", None, None, tensor.dtype, shape=tensor.shape, name=name)
     message = ir.serde.serialize_model(model)
-    onnx.checker.check_model(_without_weights(message, weights))
     if (size := message.ByteSize() + sum(weight.nbytes for weight in weights.values())) >= LIMIT:
         raise ExportError(
             f"the ONNX model takes {size / 1e9:.1f} GB without companion files, and protobuf's limit is 2 GB",
             "export to compile or trace, or make large constants in the model's code parameters or buffers",
         )
+    onnx.checker.check_model(_without_weights(message, weights))
     with path.open("wb") as file:
         _write(file, message, weights)
 

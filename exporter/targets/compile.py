@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.core import causes, contract, contract_files, environment, machine_code, probing, source_lines
 from exporter.core.contract_records import PRECISIONS, Build, Contract, TensorSpec
-from exporter.core.errors import ArtifactError, Blame, ContractError, ExportError, MissingDependency
+from exporter.core.errors import ArtifactError, Blame, ContractError, ExporterError, ExportError, MissingDependency
 from exporter.core.expressions import Expression
 from exporter.core.json_codec import to_json
 from exporter.core.precisions import SMALL_WEIGHTS
@@ -85,6 +85,8 @@ instrumented = True
 export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
+# Causes of failures that are not inductor's own.
+ELSEWHERE = ("no-compiler", "no-openssl", "disk-full", "compiler-failed", "out-of-memory", "killed")
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
 
 
@@ -132,7 +134,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         changed.enter_context(_inductor.falling_back(options.fallback, program.part_of is None))
         if program.entries:
             graphs = {_specialized.name(size): _graph(entry, options) for size, entry in program.entries.items()}
-            _write(graphs, path, _settings(next(iter(graphs.values())), options))
+            unfrozen = _write_somehow(graphs, path, _settings(next(iter(graphs.values())), options), options)
             ops = tuple(dict.fromkeys(op for graph in graphs.values() for op in custom_ops.of_exported(graph)))
         else:
             ops, unfrozen = _package(program, entries, path, options)
@@ -258,17 +260,8 @@ def _package(
     ops = custom_ops.of_exported(graph)
     if not program.keeps_state:
         graphs = {MODEL: graph} | _package_entries.graphs(graph, program, entries)
-        try:
-            _write(graphs, path, settings)
-        except Exception as error:  # some freezing passes fail, for example after circular padding
-            if not settings["freezing"] or _asks_for("freezing", options):
-                raise
-            try:
-                _write(graphs, path, settings | {"freezing": False})
-            except Exception:  # then freezing is not the cause
-                raise error from None
-            said = causes.shorten(source_lines.summary(error))
-            return ops, (f"weights not frozen, because freezing fails: {said}",)
+        if unfrozen := _write_somehow(graphs, path, settings, options):
+            return ops, unfrozen
         dynamic = {name: one for name, one in graphs.items() if one.range_constraints and _convolves(one)}
         doubtful = settings["freezing"] and bool(dynamic)
         # Those in other precisions differ by more than rounding in float32.
@@ -302,6 +295,31 @@ def _agree(path: Path, graphs: Mapping[str, torch.export.ExportedProgram], optio
         )
     except Exception:  # whatever a package raises
         return False
+
+
+def _write_somehow(
+    graphs: Mapping[str, torch.export.ExportedProgram], path: Path, settings: dict[str, Any], options: Options
+) -> tuple[str, ...]:
+    """Write a package like `_write`, or without freezing if a pass of inductor fails to freeze. Return notes."""
+    try:
+        _write(graphs, path, settings)
+    except Exception as error:
+        if not settings["freezing"] or _asks_for("freezing", options) or not _is_inductors(error):
+            raise
+        try:
+            _write(graphs, path, settings | {"freezing": False})
+        except Exception:  # it also fails without freezing
+            raise error from error.__cause__
+        return (f"weights not frozen, because freezing fails: {causes.shorten(source_lines.summary(error))}",)
+    return ()
+
+
+def _is_inductors(error: Exception) -> bool:
+    """Return whether inductor itself failed: neither exporter nor the machine, nor the C++ compiler."""
+    cause = causes.of(error)
+    return not isinstance(error, (ExporterError, OSError, MemoryError)) and (
+        cause is None or cause.name not in ELSEWHERE
+    )
 
 
 def _write(graphs: Mapping[str, torch.export.ExportedProgram], path: Path, settings: dict[str, Any]) -> None:

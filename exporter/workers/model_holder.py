@@ -24,7 +24,7 @@ def hold(channel: socket.socket, job: Job) -> None:
     model itself. torch loads with one thread because it never stops the threads that it starts, and progress bars of
     tqdm, which transformers shows while it reads weights, start none.
     """
-    with contextlib.suppress(ImportError, AttributeError):  # it is no dependency, and a recipe may have another tqdm
+    with contextlib.suppress(ImportError, AttributeError):  # not a dependency, and a recipe may have another tqdm
         importlib.import_module("tqdm").tqdm.monitor_interval = 0
     loading.hold(replace(job, options=replace(job.options, threads=1)))
     forks = len(list(Path("/proc/self/task").iterdir())) == 1 and not torch.cuda.is_initialized()

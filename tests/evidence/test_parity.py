@@ -81,7 +81,21 @@ def test_a_factor_that_the_cosine_does_not_see_is_limited(count: int, factor: fl
     assert found.cosine == pytest.approx(1)
     if (count, factor) == (1, 1.31):
         assert found.reason == "error 0.31 where the output is 1 (RMS), the maximum is 0.3"
-        assert found.cause == "too-coarse"
+        assert found.cause == ""  # another precision would not help
+
+
+@pytest.mark.parametrize(
+    ("got", "verdict"),
+    [
+        ([1.2, 2.4, -1e9], "FAIL"),
+        ([1.1, 2.2, -1e9], "quantized"),
+        ([1.0, 2.0, -1.1e9], "quantized"),
+        ([1.0, 2.0, -1.16e9], "FAIL"),
+    ],
+)
+def test_extreme_elements_and_the_others_have_limits_of_their_own(got: list[float], verdict: str) -> None:
+    coarse = dataclasses.replace(TOLERANCE, min_cosine=0.995)
+    assert judge(got, [1.0, 2.0, -1e9], [1.0, 2.0, -1e9], tolerance=coarse).verdict == verdict
 
 
 @pytest.mark.parametrize(

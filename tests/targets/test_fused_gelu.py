@@ -90,6 +90,6 @@ def test_templates_apply_gelu_themselves(tmp_path: Path) -> None:
 
 
 def test_the_note_counts_the_layers() -> None:
-    assert _fused_gelu.note({"addmm"}) == ("the exact GELU of one layer is computed by its tanh approximation",)
+    assert _fused_gelu.note({"addmm"}) == ("the exact GELU of one layer is replaced by its tanh approximation",)
     assert _fused_gelu.note({"addmm", "addmm_1"})[0].startswith("the exact GELU of 2 layers is")
     assert _fused_gelu.note(set()) == ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.metadata
+import itertools
 import os
 import platform
 import re
@@ -633,6 +635,33 @@ def test_a_package_is_not_frozen_if_freezing_fails(
     failing.append(False)
     with pytest.raises(RuntimeError, match="freezing=True fails"):
         export(program, path, Options())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        ExportError("refused"),
+        RuntimeError("CppCompileError: C++ compile error"),
+        RuntimeError("write failed: No space left on device"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_inductors_failure_is_not_tried_again(
+    program: Program, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = itertools.count(1)
+
+    def build(*_: object) -> None:
+        next(count)
+        raise error
+
+    _without_compiler(monkeypatch, build)
+    with pytest.raises(type(error)):
+        targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
+    assert next(count) == 2
 
 
 @pytest.mark.parametrize(
