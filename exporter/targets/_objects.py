@@ -15,6 +15,7 @@ import contextvars
 import functools
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -25,9 +26,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from exporter.core import environment
+from exporter.targets import _lean_headers
 
 KEPT = ("-fPIC", "-fopenmp")
 DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic", "-DCPU_CAPABILITY")
+CONTAINER = "model_container.h"  # of models; wrappers have a model alone
+INCLUDED = re.compile(r"-include \S+ ")
 BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
 
 
@@ -52,11 +56,14 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
 
     settings.pop("extra_flags", None)  # for the linker
     options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
+    lean = _lean_headers.folder(Path(codecache._HEADER_DIR), header)
+    if lean:
+        options._include_dirs.insert(0, str(lean))
     version = cpp_builder.get_compiler_version_info(options.get_compiler())
     key, path = codecache.write(
         f"#include <{header}>\n",
         "h",
-        extra="\0".join((command, version, torch.__version__, torch.version.git_version)),
+        extra="\0".join((command, version, torch.__version__, torch.version.git_version, lean.name if lean else "")),
         specified_dir=codecache._HEADER_DIR,
     )
     made, partial = (
@@ -151,6 +158,8 @@ class _Cache:
         if parts is not None:
             with contextlib.suppress(CppCompileError, OSError):
                 return self.link(builder, *parts)
+        # Headers that are compiled for parts lack what the interface has.
+        builder._include_dirs_args = INCLUDED.sub("", builder._include_dirs_args)
         return self.build(builder)
 
     def link(self, builder: Any, interface: str, rest: str) -> None:
@@ -180,7 +189,7 @@ class _Cache:
 def split(wrapper: str) -> tuple[str, str] | None:
     """Return the source of AOTInductor's interface and that of the rest of a wrapper; None if it does not have both.
 
-    The code of the model's base class is in the first.
+    The first has the code of the model's base class, and of what `_lean_headers` leaves out.
     """
     import torch._inductor
 
@@ -188,8 +197,13 @@ def split(wrapper: str) -> tuple[str, str] | None:
     before, found, after = wrapper.partition(interface)
     if not found:
         return None
-    includes = "\n".join(line for line in interface.splitlines() if line.startswith("#include"))
-    return f"{before}{interface}\n{BASE}", f"{before}{includes}\n{BASE.replace('template', 'extern template')}{after}"
+    includes = "\n".join(
+        line for line in interface.splitlines() if line.startswith("#include") and CONTAINER not in line
+    )
+    return (
+        f"{before}{interface}\n{BASE}{_lean_headers.defined()}",
+        f"{before}{includes}\n{BASE.replace('template', 'extern template')}{after}",
+    )
 
 
 def plain(command: str) -> str:

@@ -1,0 +1,48 @@
+"""AOTInductor's headers without what makes a package's wrapper slow to compile.
+
+GCC instantiates all templates that a header's inline functions use in every file that includes it, even if the header
+is precompiled. In AOTInductor's, most of them are those of std::regex, for one function, which parses the name of a
+device. Wrappers are compiled with its declaration alone; AOTInductor's interface has the definition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+HEADER = "torch/csrc/inductor/aoti_runtime/model_base.h"
+FUNCTION = re.compile(r"^inline (void parse_device_str\([^)]*\)) \{\n.*?^\}\n", re.MULTILINE | re.DOTALL)
+# The compiler would leave out an inline function that is only called where it is expanded.
+DEFINED = "namespace torch::aot_inductor { [[gnu::used]] static auto* const parses_devices = &parse_device_str; }\n"
+
+
+def lean() -> str | None:
+    """Return the header with that function's declaration, or None if this version of torch has another function."""
+    import torch
+
+    try:
+        header = (Path(torch.__file__).parent / "include" / HEADER).read_text()
+    except OSError:
+        return None
+    text, count = FUNCTION.subn(r"\1;\n", header)
+    return text if count == 1 else None
+
+
+def defined() -> str:
+    """Return what to append to the interface of packages, so that it has the definition."""
+    return DEFINED if lean() else ""
+
+
+def folder(place: Path, header: str) -> Path | None:
+    """Return a folder in the cache directory `place` to search first for what a header of wrappers includes."""
+    from torch._inductor import codecache
+
+    text = lean() if header.startswith("torch/csrc/inductor/aoti_include/") else None
+    if text is None:
+        return None
+    found = place / "lean" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = found / HEADER
+    if not file.exists():
+        codecache.write_atomic(str(file), text, make_dirs=True)
+    return found
