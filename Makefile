@@ -33,7 +33,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exporter needs Python 3.11 or later")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[demo,dev]'  # Python compiles what it imports
 	touch $@
 
 lint: install ## run ruff, mypy --strict, import-linter and clang-format

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.commands import Cli, Done, Run, request_for
+from support.lending import lend
 
 from exporter.core import environment
 from exporter.core.records import Manifest
@@ -31,14 +32,8 @@ HEAVY = (
     "torch.onnx._internal.exporter._torchlib.ops",
     "onnxscript",
     "onnxruntime",
-    "support.onnx_registry",
+    "support.warm",
 )  # imported by most jobs
-# The modules that start a zygote.
-FORKING = (
-    *("runs.pipeline", "runs.check_bundle", "runs.profile_bundle", "runs.compare_bundles"),
-    *("workers.children", "workers.bisect", "workers.explain", "workers.repair.search"),
-    *("deploy.cpp", "deploy.docker", "deploy.triton"),
-)
 TEMPORARY = os.environ.get("TMPDIR", "/tmp")
 # The slowest files, which run first, so that all pytest workers finish at about the same time.
 LONGEST = (
@@ -111,8 +106,7 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture
 def lent_zygote(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the runs and commands of this test fork from the shared zygote."""
-    for module in FORKING:
-        monkeypatch.setattr(f"exporter.{module}.Zygote", lambda *_: zygote.lend())
+    lend(zygote, monkeypatch)
 
 
 @pytest.fixture
@@ -130,7 +124,7 @@ def made_bundle(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A bundle of `pair` with every target that needs no compiler. Do not change it; use `bundle` for that."""
     out = tmp_path_factory.mktemp("made") / "pair"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
+        lend(zygote, patch)
         manifest, place = pipeline.run(request_for("tiny:pair", out, "trace,script,onnx,export"))
     assert {v.name: v.reason for v in manifest.variants if v.status == "failed"} == {}
     return place

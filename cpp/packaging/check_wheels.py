@@ -72,7 +72,7 @@ def rows(manifest: dict[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def check(wheel: Path, place: Path, options: list[str], example: bool) -> dict[str, tuple[str, ...]]:
-    """Export resnet18 with the wheel, and return the rows. A wheel without the program builds it first.
+    """Export a model with the wheel, and return the rows. A wheel without the program builds it first.
 
     With `example`, the trace then runs in the example's program, which is compiled with the installed CMake package.
     """
@@ -85,9 +85,9 @@ def check(wheel: Path, place: Path, options: list[str], example: bool) -> dict[s
     expected = place / ("venv" if compiled else "cache")
     if str(expected) not in status:
         sys.exit(f"{wheel.name}: the runner is not below {expected}")
-    manifest = one.exporter("export", "resnet18", "--weights", "random", "--no-bench", "--json", *options)
+    manifest = one.exporter("export", "--no-bench", "--json", *options)
     if example and not compiled:
-        one.consumer(one.place / "work/artifacts/resnet18/trace.pt")
+        one.consumer(next(one.place.glob("work/artifacts/*/trace.pt")))
     return rows(json.loads(manifest))
 
 
@@ -95,12 +95,14 @@ def main() -> None:
     """Check every wheel of a folder. Exit code 1 if a variant that runs in C++ has no row there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dist", type=Path)
+    parser.add_argument("--model", default="resnet18")
     parser.add_argument("--targets", default="trace,compile,export")
     parser.add_argument("--native", default="trace,compile,export", help="those that must have rows in C++")
     parser.add_argument("--example", action="store_true", help="also compile and run examples/consumer")
     parser.add_argument("--size", action="append", default=[], help="passed to exporter export")
     given = parser.parse_args()
-    options = ["--targets", given.targets, *(word for size in given.size for word in ("--size", size))]
+    weights = ["--weights", "random"] if given.model == "resnet18" else []
+    options = [given.model, *weights, "--targets", given.targets, *(word for size in given.size for word in ("--size", size))]
     for wheel in sorted(given.dist.resolve().glob("*.whl")):
         with tempfile.TemporaryDirectory(prefix="exporter-") as place:
             found = check(wheel, Path(place), options, given.example)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import RECIPES, Cli, republish
+from support.lending import lend
 from support.manifests import manifest
 
 from exporter import targets
@@ -71,7 +72,7 @@ def own(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     variants = tuple(targets.parse("trace"))
     request = Request("mlp", source, variants, folder / "mlp", asked=asked, bench=False, command="exporter ...")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
+        lend(zygote, patch)
         made, _ = pipeline.run(request)
     assert made.variants[0].status == "passed"
     return folder

@@ -27,6 +27,7 @@ import pytest
 import torch
 from fuzz.inline import Inline
 from support.commands import NATIVE, RECIPES, ROOT, recipe_path, request_for
+from support.lending import lend
 from torch.utils._pytree import tree_structure, treespec_dumps
 
 from exporter import open_artifact, targets
@@ -330,7 +331,7 @@ def packages(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     bare = subprocess.Popen([sys.executable, "-c", BARE, str(RECIPES), str(folder / "bare.pt2")])
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("exporter.runs.pipeline.Zygote", lambda *_: zygote.lend())
+            lend(zygote, patch)
             manifest, place = pipeline.run(request_for("public_record:sums", folder / "sums", "compile"))
     finally:
         assert bare.wait() == 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from elftools.elf.elffile import ELFFile
-from support.commands import ROOT
+from support.commands import ROOT, recipe_path
 
 from exporter.core import runners
 
@@ -76,7 +76,7 @@ def test_the_wheel_with_the_program(dist: Path) -> None:
 def test_each_wheel_gives_rows_in_cpp(dist: Path) -> None:
     """`exporter runner build` takes a minute of CPU time here, without optimization."""
     command = [sys.executable, PACKAGING / "check_wheels.py", dist, "--targets", "trace", "--native", "trace"]
-    command += ["--size", "batch=1..3"]
+    command += ["--model", recipe_path("tiny:mlp")]
     flags = "-O0 --param ggc-min-expand=1000 --param ggc-min-heapsize=4000000"
     variables = os.environ | {"CMAKE_BUILD_TYPE": "None", "CXXFLAGS": flags}
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, timeout=800, check=True)

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from support.commands import Cli, Run, request_for
+from support.lending import lend
 
 from exporter.core.errors import JobError, UsageError
 from exporter.core.profile_records import Profile, Step, Steps
@@ -17,6 +18,7 @@ from exporter.model import origins, steps
 from exporter.runs import pipeline, profile_bundle
 from exporter.runs.profile_bundle import Asked
 from exporter.targets import _steps_inductor, _steps_onnx
+from exporter.workers.children import Zygote
 from exporter.workers.profile.operators import Eager, of_program
 
 SLOW = "layers.1"
@@ -24,11 +26,13 @@ NAMES = ("trace", "script", "compile", "export", "onnx", "compile:default")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def found(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """Return the profile of a model with one layer that is larger than the others."""
     place = tmp_path_factory.mktemp("profile") / "bundle"
-    pipeline.run(request_for("profiled:recipe", place, ",".join(NAMES), dynamic="none"))
-    profile, recorded = profile_bundle.run(place, Asked(seconds=0.3), lambda step: None)
+    with pytest.MonkeyPatch.context() as patch:
+        lend(zygote, patch)
+        pipeline.run(request_for("profiled:recipe", place, ",".join(NAMES), dynamic="none"))
+        profile, recorded = profile_bundle.run(place, Asked(seconds=0.3), lambda step: None)
     assert list(recorded) == [one.name for one in profile.variants]
     return profile
 
@@ -60,6 +64,7 @@ def test_work_is_counted(found: Profile) -> None:
     assert found.peaks.flop_per_s["fp32"] > 1e8
 
 
+@pytest.mark.usefixtures("lent_zygote")
 def test_unknown_variants_are_refused(tmp_path: Path) -> None:
     pipeline.run(request_for("tiny:mlp", tmp_path / "bundle", "trace"))
     with pytest.raises(UsageError, match="no artifact of onnx"):

@@ -33,7 +33,8 @@ def settings(target: str, options: targets.Options, blamed: Sequence[str] = ()) 
     """Return the options that --fix tries, by what to call them.
 
     Each changes a setting of inductor, leaves an operator of `blamed` to torch, or lowers the level of onnxruntime's
-    graph optimizations. Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
+    graph optimizations. An operator that alone is blamed comes first, because leaving it to torch changes least.
+    Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
     """
     if target == "onnx":
         levels = ("extended", "basic", "none") if options.graph_optimization == "all" else ()
@@ -45,10 +46,12 @@ def settings(target: str, options: targets.Options, blamed: Sequence[str] = ()) 
     pairs = [pair for one in (frozen, *SUBSYSTEMS.values()) for pair in one.items()]
     names = {name for name in known if options.device == "cpu" or not name.startswith("cpp.")}
     words = [f"{name}={value}" for name, value in pairs if name in names]
-    found = {one: replace(options, inductor=(*options.inductor, one)) for one in words}
-    for name in blamed if not options.variant else ():
-        found[f"torch's kernel of {name}"] = replace(options, fallback=(*options.fallback, name))
-    return found
+    changed = {one: replace(options, inductor=(*options.inductor, one)) for one in words}
+    left = {
+        f"torch's kernel of {name}": replace(options, fallback=(*options.fallback, name))
+        for name in (blamed if not options.variant else ())
+    }
+    return left | changed if len(left) == 1 else changed | left
 
 
 @dataclass

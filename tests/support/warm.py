@@ -1,0 +1,18 @@
+"""Does, when it is imported, what most jobs would do first, so that jobs forked afterwards need not.
+
+It fills torch.onnx's registry, and lets inductor find the CPU's vector instructions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch._inductor import cpu_vec_isa
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from exporter.targets import _inductor
+
+ONNXRegistry.from_torchlib()
+with contextlib.suppress(Exception):  # there is no compiler
+    _inductor.find_vector_instructions()
+    cpu_vec_isa.valid_vec_isa_list()
