@@ -30,6 +30,7 @@ from exporter.targets import _lean_headers
 
 KEPT = ("-fPIC", "-fopenmp")
 DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic", "-DCPU_CAPABILITY")
+KERNELS = "torch/csrc/inductor/cpp_prefix.h"  # what their code includes
 CONTAINER = "model_container.h"  # of models; wrappers have a model alone
 INCLUDED = re.compile(r"-include \S+ ")
 BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
@@ -56,23 +57,23 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
 
     settings.pop("extra_flags", None)  # for the linker
     options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
-    lean = _lean_headers.folder(Path(codecache._HEADER_DIR), header)
-    if lean:
+    if lean := _lean_headers.folder(Path(codecache._HEADER_DIR), header):
+        command = of_any_cpu(cpp_builder.CppBuilder("header", "header.h", options).get_command_line())
         options._include_dirs.insert(0, str(lean))
     version = cpp_builder.get_compiler_version_info(options.get_compiler())
+    known = (command, version, torch.__version__, torch.version.git_version, lean.name if lean else "")
     key, path = codecache.write(
-        f"#include <{header}>\n",
-        "h",
-        extra="\0".join((command, version, torch.__version__, torch.version.git_version, lean.name if lean else "")),
-        specified_dir=codecache._HEADER_DIR,
+        f"#include <{header}>\n", "h", extra="\0".join(known), specified_dir=codecache._HEADER_DIR
     )
     made, partial = (
         cpp_builder.CppBuilder(name=f"{path}{suffix}", sources=path, BuildOption=options) for suffix in ("", ".partial")
     )
+    command = partial.get_command_line()
     locks = Path(codecache._HEADER_LOCK_DIR)
     with locked(locks / key):
         if not Path(made.get_target_file_path()).exists():
-            partial.build()  # a killed compiler leaves a part of it
+            # A killed compiler leaves a part of it.
+            cpp_builder.run_compile_cmd(of_any_cpu(command) if lean else command, cwd=codecache._HEADER_DIR)
             Path(partial.get_target_file_path()).replace(made.get_target_file_path())
     return path
 
@@ -181,6 +182,8 @@ class _Cache:
                     made = Path(folder, "interface.o")
                     _keep(compiled(interface, made.with_suffix(".cpp"), made, plain(command)), common)
                     common = made
+            if KERNELS not in rest:
+                command = of_any_cpu(command)
             own = compiled(rest, target.with_suffix(".rest.cpp"), Path(folder, "rest.o"), command)
             link = [command.split()[0], "-r", "-nostdlib", str(common), str(own), "-o", str(target)]
             cpp_builder.run_compile_cmd(shlex.join(link), cwd=folder)
@@ -218,6 +221,17 @@ def plain(command: str) -> str:
         elif word in KEPT or not word.startswith(DROPPED):
             kept.append(word)
     return shlex.join([*kept, "-O1", "-w"])
+
+
+def of_any_cpu(command: str) -> str:
+    """Return a compile command without instruction sets: wrappers compute nothing, and then share a header."""
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        if word == "-D":
+            word += next(words)
+        if not word.startswith(("-m", "-DCPU_CAPABILITY")):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def key(source: bytes, command: str, compiler: str) -> str:

@@ -39,6 +39,13 @@ class Choosy(Coarse):
         return super().forward(x)
 
 
+class Short(Block):
+    """Has few operators, so that few parts of it are built."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(nn.functional.gelu(torch.tanh(self.first(x))).abs())
+
+
 class Odds(nn.Module):
     """Takes the logarithm of a difference that rounds to zero in bf16."""
 
@@ -99,6 +106,12 @@ class coarse(block):
     """The block with outliers."""
 
     kind = Coarse
+
+
+class short(block):
+    """The block with few operators."""
+
+    kind = Short
 
 
 class choosy(block):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch._inductor import cpp_builder
 
 from exporter.core import environment
-from exporter.targets import _objects
+from exporter.targets import _lean_headers, _objects
 
 Compile = Callable[..., bytes]
 
@@ -129,6 +130,33 @@ def test_a_wrapper_that_cannot_be_split_is_compiled_whole(tmp_path: Path, monkey
     assert sum(".wrapper.cpp" in command for command in commands) == 1
 
 
+def test_a_wrapper_is_compiled_alike_for_every_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = noted(monkeypatch)
+    assert adds(8.0, tmp_path)
+    (wrapper,) = (command for command in commands if ".rest.cpp" in command)
+    (kernel,) = (command for command in commands if ".kernel.cpp" in command and "-shared" not in command)
+    assert " -m" in kernel
+    assert " -m" not in wrapper
+    assert "-ffp-contract=off" in wrapper
+
+
+def test_wrappers_are_compiled_without_the_templates_of_regular_expressions() -> None:
+    header = (Path(torch.__file__).parent / "include" / _lean_headers.HEADER).read_text()
+    text = _lean_headers.lean()
+    assert text is not None
+    assert "std::regex re(" in header
+    assert "std::regex re(" not in text
+    assert "void parse_device_str(" in text
+    assert "AOTICudaMemcpyThrottleConfig" in text  # what follows the function
+
+
+def test_the_whole_header_is_used_if_torch_has_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lean_headers, "FUNCTION", re.compile("^(a function of another version)"))
+    assert _lean_headers.lean() is None
+    with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):  # precompiling takes long
+        assert adds(9.0, tmp_path)
+
+
 def test_packages_need_no_openssl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch calls it to name precompiled headers, and a machine with a compiler may lack it."""
     for folder in os.environ["PATH"].split(os.pathsep):
@@ -155,6 +183,11 @@ def test_what_arithmetic_depends_on_is_dropped() -> None:
     arithmetic = "-D CPU_CAPABILITY_AVX512 -O3 -march=native -mfma -ffp-contract=off"
     command = f"g++ a.cpp -D NAME {arithmetic} -g1 -include a.h -fPIC -Wall -I/b -c -o a.o"
     assert _objects.plain(command) == "g++ a.cpp -DNAME -fPIC -I/b -c -o a.o -O1 -w"
+
+
+def test_instruction_sets_are_dropped() -> None:
+    command = "g++ a.cpp -D CPU_CAPABILITY_AVX512 -D NAME -O1 -march=native -mfma -ffp-contract=off -include a.h -c"
+    assert _objects.of_any_cpu(command) == "g++ a.cpp -DNAME -O1 -ffp-contract=off -include a.h -c"
 
 
 def test_without_a_usable_cache_everything_is_compiled(

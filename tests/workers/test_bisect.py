@@ -238,7 +238,7 @@ def test_the_operator_that_inductor_gets_wrong_is_left_to_torch(inquire: Any, mo
         return lowering.ops.add(lowering.ops.erf(x), lowering.ops.constant(1e-3, torch.float32))
 
     monkeypatch.setitem(lowering.lowerings, torch.ops.aten.erf.default, lowering.make_pointwise(wrong))
-    found = inquire("compile", fix=True)
+    found = inquire("compile", "blocks:short", fix=True)
     assert found.verdict == "compiler"
     assert [node.operator for node in found.nodes] == ["aten.gelu.default"]  # which inductor decomposes
     assert found.fix.options == "--fallback aten.gelu.default"
@@ -311,6 +311,10 @@ def test_the_setting_of_a_compiler_that_mends_a_variant_is_found() -> None:
     fix = fixing.setting(trials(Builds(usual, {"cpp.simdlen=1"})), verdicts.settings("compile", usual))
     assert fix is not None
     assert fix.options == "--inductor cpp.simdlen=1"
+    assert (
+        next(iter(verdicts.settings("compile", usual, ("aten.erf.default",)))) == "torch's kernel of aten.erf.default"
+    )
+    assert next(iter(verdicts.settings("compile", usual, ("aten.erf.default", "aten.mm.default")))) == "freezing=False"
     assert not any("cpp" in one for one in verdicts.settings("compile", targets.Options(device="cuda")))
     assert verdicts.settings("compile", targets.Options(variant="backend=tvm")) == {}
     found = Bisection("m", "compile", "batch=2 seed 0", "compiler", "inductor", fix=replace(fix, slower=1.5))

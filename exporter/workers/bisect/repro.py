@@ -46,6 +46,14 @@ BUILDS = {
 LIVE = """\
         return torch.compile(module, backend={backend!r}, {how})(*inputs)"""
 
+# Runs a script that compiles once: precompiling headers for it takes longer than what that saves.
+QUICKLY = """\
+import runpy, sys
+from torch._inductor import config
+config.cpp_cache_precompile_headers = config.aot_inductor.precompile_headers = False
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
 
 def write(found: Bisection, module: fx.GraphModule, inputs: Tensors, builder: Builder, out: Path) -> tuple[str, ...]:
     """Write `repro.py` and `issue.md` to the folder `out`, and return their names.
@@ -74,10 +82,9 @@ class _Done:
 
 
 def _ran(path: Path) -> _Done:
+    command = [sys.executable, "-c", QUICKLY, path.name]
     try:
-        done = subprocess.run(
-            [sys.executable, path.name], cwd=path.parent, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return _Done(False, f"it was stopped after {SECONDS} s")
     last = done.stderr.strip().splitlines()[-1:]
