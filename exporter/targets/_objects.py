@@ -5,7 +5,8 @@ because of `-march=native`, the CPU. Objects with weights are not kept: they are
 
 A package's wrapper begins with AOTInductor's interface, which is the same in all packages and takes most of the time to
 compile. It is compiled alone, so that it is found in the cache, and linked with the rest of the wrapper to the object
-that inductor asked for. Inductor compiles a wrapper and its kernels one after the other; here they are side by side.
+that inductor asked for. Inductor compiles a wrapper, its kernels and the headers of both one after the other; here what
+belongs to the wrapper is compiled beside the rest.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ KERNELS = "torch/csrc/inductor/cpp_prefix.h"  # what their code includes
 CONTAINER = "model_container.h"  # of models; wrappers have a model alone
 INCLUDED = re.compile(r"-include \S+ ")
 BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
+
+
+# Runs something in the thread that compiles wrappers, before the next one.
+_before_wrapper = contextvars.ContextVar[Callable[[Callable[[], None]], None] | None]("_before_wrapper", default=None)
 
 
 def keep_headers() -> None:
@@ -69,12 +74,19 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
         cpp_builder.CppBuilder(name=f"{path}{suffix}", sources=path, BuildOption=options) for suffix in ("", ".partial")
     )
     command = partial.get_command_line()
-    locks = Path(codecache._HEADER_LOCK_DIR)
-    with locked(locks / key):
-        if not Path(made.get_target_file_path()).exists():
-            # A killed compiler leaves a part of it.
-            cpp_builder.run_compile_cmd(of_any_cpu(command) if lean else command, cwd=codecache._HEADER_DIR)
-            Path(partial.get_target_file_path()).replace(made.get_target_file_path())
+
+    def make() -> None:
+        with locked(Path(codecache._HEADER_LOCK_DIR) / key):
+            if not Path(made.get_target_file_path()).exists():
+                # A killed compiler leaves a part of it.
+                cpp_builder.run_compile_cmd(of_any_cpu(command) if lean else command, cwd=codecache._HEADER_DIR)
+                Path(partial.get_target_file_path()).replace(made.get_target_file_path())
+
+    before_wrapper = _before_wrapper.get()
+    if lean and before_wrapper:
+        before_wrapper(make)
+    else:
+        make()
     return path
 
 
@@ -100,6 +112,9 @@ def reused() -> Iterator[None]:
     cache = _Cache(Path(cache_dir()), build)  # now, because inductor takes another directory while its caches are off
     wrappers: list[futures.Future[None]] = []
 
+    def submit(act: Callable[..., None], *arguments: Any) -> None:
+        wrappers.append(pool.submit(contextvars.copy_context().run, act, *arguments))
+
     def build_once(builder: Any) -> None:
         target = Path(builder.get_target_file_path())
         source = target.with_suffix(".cpp")
@@ -109,18 +124,19 @@ def reused() -> Iterator[None]:
             build(builder)
         elif target.name.endswith(".wrapper.o"):
             text = source.read_bytes()  # now, because inductor appends its commands
-            run = contextvars.copy_context().run
-            wrappers.append(pool.submit(run, cache.compile, builder, text, cache.build_in_parts))
+            submit(cache.compile, builder, text, cache.build_in_parts)
         else:
             cache.compile(builder, source.read_bytes(), lambda one, _: build(one))
 
     patched.build = build_once
+    token = _before_wrapper.set(submit)
     try:
         with futures.ThreadPoolExecutor(1) as pool:
             yield
             for wrapper in wrappers:
                 wrapper.result()
     finally:
+        _before_wrapper.reset(token)
         patched.build = build
 
 
