@@ -270,15 +270,25 @@ def _package(
             return ops, ()
         _write(graphs, path, settings | {"freezing": False})
         return ops, ("weights not frozen, because the frozen package is wrong or fails",)
+    problem = ""
     with _inductor.unfolded(carrying.BUFFER):
         try:
             _write({MODEL: graph}, path, settings)
-            right = carrying.repeats(_packages.Package(path, MODEL, options.device).run, graph, program.example)
-        except Exception:  # some freezing passes treat the state as weights, and fail
-            right = False
-        if not right:
+        except Exception as error:  # some freezing passes treat the state as weights, and fail
+            problem = _failure(error)
+        if not problem and not _keeps_state(path, graph, program, options):
+            problem = "the state would be frozen too"
+        if problem:
             _write({MODEL: graph}, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
-    return ops, () if right else ("weights not frozen, because the state would be frozen too",)
+    return ops, (f"weights not frozen, because {problem}",) if problem else ()
+
+
+def _keeps_state(path: Path, graph: torch.export.ExportedProgram, program: Program, options: Options) -> bool:
+    """Return whether a package with state runs and gives its program's outputs, call after call."""
+    try:
+        return carrying.repeats(_packages.Package(path, MODEL, options.device).run, graph, program.example)
+    except Exception:  # whatever a package raises
+        return False
 
 
 def _asks_for(name: str, options: Options) -> bool:
@@ -310,8 +320,12 @@ def _write_somehow(
             _write(graphs, path, settings | {"freezing": False})
         except Exception:  # it also fails without freezing
             raise error from error.__cause__
-        return (f"weights not frozen, because freezing fails: {causes.shorten(source_lines.summary(error))}",)
+        return (f"weights not frozen, because {_failure(error)}",)
     return ()
+
+
+def _failure(error: Exception) -> str:
+    return f"freezing fails: {causes.shorten(source_lines.summary(error))}"
 
 
 def _is_inductors(error: Exception) -> bool:

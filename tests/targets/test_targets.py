@@ -616,6 +616,25 @@ def test_a_package_is_frozen_only_if_that_is_correct(
     assert seen[-1] == (False, True), "what the user asks for is not changed"
 
 
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [(True, "freezing fails: RuntimeError: cannot freeze"), (False, "the state would be frozen too")],
+)
+def test_why_a_package_with_state_is_not_frozen(
+    program: Program, fails: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here no package can be loaded, so none shows that it keeps its state."""
+
+    def build(_: object, options: dict[str, Any]) -> None:
+        if options["freezing"] and fails:
+            raise RuntimeError("cannot freeze")
+
+    _without_compiler(monkeypatch, build)
+    monkeypatch.setattr(Program, "keeps_state", True)
+    made = targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
+    assert f"weights not frozen, because {reason}" in "\n".join(made.notes)
+
+
 def test_a_package_is_not_frozen_if_freezing_fails(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
