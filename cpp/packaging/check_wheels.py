@@ -95,14 +95,12 @@ def main() -> None:
     """Check every wheel of a folder. Exit code 1 if a variant that runs in C++ has no row there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dist", type=Path)
-    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--model", default="resnet18", help="a name, or a recipe with an absolute path")
     parser.add_argument("--targets", default="trace,compile,export")
     parser.add_argument("--native", default="trace,compile,export", help="those that must have rows in C++")
     parser.add_argument("--example", action="store_true", help="also compile and run examples/consumer")
-    parser.add_argument("--size", action="append", default=[], help="passed to exporter export")
     given = parser.parse_args()
-    weights = ["--weights", "random"] if given.model == "resnet18" else []
-    options = [given.model, *weights, "--targets", given.targets, *(word for size in given.size for word in ("--size", size))]
+    options = [given.model, "--weights", "random", "--targets", given.targets]
     for wheel in sorted(given.dist.resolve().glob("*.whl")):
         with tempfile.TemporaryDirectory(prefix="exporter-") as place:
             found = check(wheel, Path(place), options, given.example)

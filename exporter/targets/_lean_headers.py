@@ -18,7 +18,7 @@ DEFINED = "namespace torch::aot_inductor { [[gnu::used]] static auto* const pars
 
 
 def lean() -> str | None:
-    """Return the header with that function's declaration, or None if this version of torch has another function."""
+    """Return the header with that function's declaration, or None if this torch defines the function differently."""
     import torch
 
     try:
@@ -34,15 +34,16 @@ def defined() -> str:
     return DEFINED if lean() else ""
 
 
-def folder(place: Path, header: str) -> Path | None:
-    """Return a folder in the cache directory `place` to search first for what a header of wrappers includes."""
+def folder(place: Path) -> Path | None:
+    """Return the folder in the cache directory `place` that is searched first for what wrappers include, if any."""
+    text = lean()
+    return place / "lean" / hashlib.sha256(text.encode()).hexdigest()[:16] if text else None
+
+
+def fill(found: Path) -> None:
+    """Write the header into that folder, unless it is there."""
     from torch._inductor import codecache
 
-    text = lean() if header.startswith("torch/csrc/inductor/aoti_include/") else None
-    if text is None:
-        return None
-    found = place / "lean" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    file = found / HEADER
-    if not file.exists():
-        codecache.write_atomic(str(file), text, make_dirs=True)
-    return found
+    text = lean()
+    if text and not (found / HEADER).exists():
+        codecache.write_atomic(str(found / HEADER), text, make_dirs=True)

@@ -31,7 +31,8 @@ from exporter.targets import _lean_headers
 
 KEPT = ("-fPIC", "-fopenmp")
 DROPPED = ("-f", "-m", "-g", "-O", "-W", "-pedantic", "-DCPU_CAPABILITY")
-KERNELS = "torch/csrc/inductor/cpp_prefix.h"  # what their code includes
+WRAPPERS = "torch/csrc/inductor/aoti_include/"  # the folder of the headers that wrappers include
+KERNELS = "torch/csrc/inductor/cpp_prefix.h"  # the header that kernels include
 CONTAINER = "model_container.h"  # of models; wrappers have a model alone
 INCLUDED = re.compile(r"-include \S+ ")
 BASE = "namespace torch::aot_inductor { template class AOTInductorModelBase<AOTInductorModel>; }\n"
@@ -52,24 +53,30 @@ def keep_headers() -> None:
 
     place, patched = Path(cache_dir()) / "precompiled_headers", cast(Any, codecache)
     patched._HEADER_DIR, patched._HEADER_LOCK_DIR = str(place), str(place / "locks")
-    patched._precompile_header = functools.cache(_precompiled)
+    made = functools.cache(_precompiled)
+    patched._precompile_header = lambda *given, **settings: made(*given, _before_wrapper.get() is not None, **settings)
 
 
-def _precompiled(header: str, command: str, **settings: Any) -> str:
-    """Precompile a header of torch unless that was done before; return the path to include."""
+def _precompiled(header: str, command: str, split: bool, **settings: Any) -> str:
+    """Precompile a header of torch unless that was done before; return the path to include.
+
+    `split` says whether wrappers are compiled in parts: their header then lacks what the other part has.
+    """
     import torch
     from torch._inductor import codecache, cpp_builder
 
     settings.pop("extra_flags", None)  # for the linker
     options = cpp_builder.CppTorchDeviceOptions(**settings, precompiling=True)
-    if lean := _lean_headers.folder(Path(codecache._HEADER_DIR), header):
+    place = Path(codecache._HEADER_DIR)
+    of_wrappers = split and header.startswith(WRAPPERS)
+    lean = _lean_headers.folder(place) if of_wrappers else None
+    if of_wrappers:
         command = of_any_cpu(cpp_builder.CppBuilder("header", "header.h", options).get_command_line())
+    if lean:
         options._include_dirs.insert(0, str(lean))
     version = cpp_builder.get_compiler_version_info(options.get_compiler())
-    known = (command, version, torch.__version__, torch.version.git_version, lean.name if lean else "")
-    key, path = codecache.write(
-        f"#include <{header}>\n", "h", extra="\0".join(known), specified_dir=codecache._HEADER_DIR
-    )
+    known = (command, version, torch.__version__, torch.version.git_version, *((lean.name,) if lean else ()))
+    key, path = codecache.write(f"#include <{header}>\n", "h", extra="\0".join(known), specified_dir=str(place))
     made, partial = (
         cpp_builder.CppBuilder(name=f"{path}{suffix}", sources=path, BuildOption=options) for suffix in ("", ".partial")
     )
@@ -78,12 +85,14 @@ def _precompiled(header: str, command: str, **settings: Any) -> str:
     def make() -> None:
         with locked(Path(codecache._HEADER_LOCK_DIR) / key):
             if not Path(made.get_target_file_path()).exists():
+                if lean:
+                    _lean_headers.fill(lean)
                 # A killed compiler leaves a part of it.
-                cpp_builder.run_compile_cmd(of_any_cpu(command) if lean else command, cwd=codecache._HEADER_DIR)
+                cpp_builder.run_compile_cmd(of_any_cpu(command) if of_wrappers else command, cwd=str(place))
                 Path(partial.get_target_file_path()).replace(made.get_target_file_path())
 
     before_wrapper = _before_wrapper.get()
-    if lean and before_wrapper:
+    if of_wrappers and before_wrapper:
         before_wrapper(make)
     else:
         make()
@@ -115,12 +124,17 @@ def reused() -> Iterator[None]:
     def submit(act: Callable[..., None], *arguments: Any) -> None:
         wrappers.append(pool.submit(contextvars.copy_context().run, act, *arguments))
 
+    def finish() -> None:
+        begun, wrappers[:] = wrappers[:], []
+        futures.wait(begun)
+        for one in begun:
+            one.result()
+
     def build_once(builder: Any) -> None:
         target = Path(builder.get_target_file_path())
         source = target.with_suffix(".cpp")
         if not target.name.endswith((".wrapper.o", ".kernel.o")) or not source.is_file():
-            while wrappers:
-                wrappers.pop().result()
+            finish()
             build(builder)
         elif target.name.endswith(".wrapper.o"):
             text = source.read_bytes()  # now, because inductor appends its commands
@@ -133,8 +147,7 @@ def reused() -> Iterator[None]:
     try:
         with futures.ThreadPoolExecutor(1) as pool:
             yield
-            for wrapper in wrappers:
-                wrapper.result()
+            finish()
     finally:
         _before_wrapper.reset(token)
         patched.build = build

@@ -18,6 +18,7 @@ from exporter.targets import Exported, Options, _objects
 if TYPE_CHECKING:
     from exporter.model.capture import Program
 
+SHARED = 2  # changes with what packages share
 WIDTH = 8
 INPUT, OUTPUT = (TensorSpec(name, "float32", ("batch", WIDTH)) for name in ("input", "output"))
 CONTRACT = Contract("warm-up", (INPUT,), (OUTPUT,), {"batch": Range(1, 8)})
@@ -30,7 +31,7 @@ def once(export: Callable[[Program, Path, Options], Exported], options: Options)
     compiler = environment.compiler()
     if compiler is None or options.device != "cpu":
         return
-    settings = " ".join(map(str, (options.portable, options.profiled, *options.inductor)))
+    settings = " ".join(map(str, (SHARED, options.portable, options.profiled, *options.inductor)))
     made = Path(cache_dir()) / "objects" / f"{_objects.key(b'', settings, compiler)}.warm"
     if made.exists():
         return

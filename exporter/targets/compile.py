@@ -270,17 +270,23 @@ def _package(
             return ops, ()
         _write(graphs, path, settings | {"freezing": False})
         return ops, ("weights not frozen, because the frozen package is wrong or fails",)
-    problem = ""
+    how = "frozen" if settings["freezing"] else "folded"
+    failed: Exception | None = None
     with _inductor.unfolded(carrying.BUFFER):
         try:
             _write({MODEL: graph}, path, settings)
-        except Exception as error:  # some freezing passes treat the state as weights, and fail
-            problem = _failure(error)
-        if not problem and not _keeps_state(path, graph, program, options):
-            problem = "the state would be frozen too"
-        if problem:
+        except Exception as error:  # some passes treat the state as weights, and fail
+            failed = error
+        if not failed and _keeps_state(path, graph, program, options):
+            return ops, ()
+        try:
             _write({MODEL: graph}, path, settings | {"freezing": False, "joint_graph_constant_folding": False})
-    return ops, (f"weights not frozen, because {problem}",) if problem else ()
+        except Exception as error:
+            raise failed or error from None
+    reason = (
+        f"that fails: {causes.shorten(source_lines.summary(failed))}" if failed else f"the state would be {how} too"
+    )
+    return ops, (f"weights not {how}, because {reason}",)
 
 
 def _keeps_state(path: Path, graph: torch.export.ExportedProgram, program: Program, options: Options) -> bool:
@@ -320,12 +326,8 @@ def _write_somehow(
             _write(graphs, path, settings | {"freezing": False})
         except Exception:  # it also fails without freezing
             raise error from error.__cause__
-        return (f"weights not frozen, because {_failure(error)}",)
+        return (f"weights not frozen, because freezing fails: {causes.shorten(source_lines.summary(error))}",)
     return ()
-
-
-def _failure(error: Exception) -> str:
-    return f"freezing fails: {causes.shorten(source_lines.summary(error))}"
 
 
 def _is_inductors(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Does, when it is imported, what most jobs would do first, so that jobs forked afterwards need not.
+"""When imported, does what most jobs would do first, so that forked jobs need not.
 
 It fills torch.onnx's registry, and lets inductor find the CPU's vector instructions.
 """

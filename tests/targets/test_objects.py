@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._inductor import cpp_builder
+from torch._inductor import codecache, cpp_builder
 
 from exporter.core import environment
 from exporter.targets import _lean_headers, _objects
@@ -131,13 +131,67 @@ def test_a_wrapper_that_cannot_be_split_is_compiled_whole(tmp_path: Path, monkey
 
 
 def test_a_wrapper_is_compiled_alike_for_every_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCC uses its precompiled header; otherwise it would say why not, which is an error here."""
     commands = noted(monkeypatch)
+    run = cpp_builder.run_compile_cmd
+
+    def strictly(command: str, **settings: str) -> None:
+        run(command + (" -Winvalid-pch -Werror=invalid-pch" if ".rest.cpp" in command else ""), **settings)
+
+    monkeypatch.setattr(cpp_builder, "run_compile_cmd", strictly)
     assert adds(8.0, tmp_path)
     (wrapper,) = (command for command in commands if ".rest.cpp" in command)
     (kernel,) = (command for command in commands if ".kernel.cpp" in command and "-shared" not in command)
     assert " -m" in kernel
     assert " -m" not in wrapper
     assert "-ffp-contract=off" in wrapper
+    assert not any(".wrapper.cpp" in command for command in commands)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_only_the_header_of_wrappers_in_parts_is_lean(
+    known: bool, split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is also lean only if torch has the function that is left out. Whole wrappers need the whole header."""
+    commands = []
+
+    def compile(command: str, **settings: str) -> None:
+        commands.append(command)
+        Path(command.split()[-1]).touch()
+
+    monkeypatch.setattr(cpp_builder, "run_compile_cmd", compile)
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
+    monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(tmp_path / "locks"))
+    if not known:
+        monkeypatch.setattr(_lean_headers, "FUNCTION", re.compile("^(a function of another version)"))
+    for header in ("aoti_include/cpu.h", "cpp_prefix.h"):
+        path = _objects._precompiled(
+            f"torch/csrc/inductor/{header}", "command", split, device_type="cpu", aot_mode=True
+        )
+        assert Path(f"{path}.gch").exists()
+    of_wrapper, of_kernel = commands
+    assert (f"-I{tmp_path}/lean/" in of_wrapper) == (split and known)
+    assert (" -m" in of_wrapper) == (not split)
+    assert " -m" in of_kernel
+    assert "/lean/" not in of_kernel
+    for file in tmp_path.glob(f"lean/*/{_lean_headers.HEADER}"):
+        assert file.read_text() == _lean_headers.lean()
+
+
+def test_a_header_that_cannot_be_compiled_is_an_error_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next package in the same block is made without it."""
+    with _objects.reused():
+        submit = _objects._before_wrapper.get()
+        assert submit is not None
+        submit(fail)
+        submit(fail)
+        options = cpp_builder.CppOptions(compile_only=True)
+        (tmp_path / "net.cpp").write_text("int f() { return 1; }")
+        builder = cpp_builder.CppBuilder("net", str(tmp_path / "net.cpp"), options, str(tmp_path))
+        with pytest.raises(MemoryError):
+            builder.build()
+        builder.build()
 
 
 def test_wrappers_are_compiled_without_the_templates_of_regular_expressions() -> None:
@@ -151,9 +205,11 @@ def test_wrappers_are_compiled_without_the_templates_of_regular_expressions() ->
     assert len(header) - len(text) < 2000
 
 
-def test_the_whole_header_is_used_if_torch_has_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_made_if_torch_defines_the_function_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_lean_headers, "FUNCTION", re.compile("^(a function of another version)"))
-    assert _lean_headers.lean() is None
+    assert (_lean_headers.lean(), _lean_headers.defined(), _lean_headers.folder(tmp_path)) == (None, "", None)
     with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):  # precompiling takes long
         assert adds(9.0, tmp_path)
 

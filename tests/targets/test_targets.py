@@ -618,7 +618,7 @@ def test_a_package_is_frozen_only_if_that_is_correct(
 
 @pytest.mark.parametrize(
     ("fails", "reason"),
-    [(True, "freezing fails: RuntimeError: cannot freeze"), (False, "the state would be frozen too")],
+    [(True, "that fails: RuntimeError: cannot freeze"), (False, "the state would be frozen too")],
 )
 def test_why_a_package_with_state_is_not_frozen(
     program: Program, fails: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -633,6 +633,8 @@ def test_why_a_package_with_state_is_not_frozen(
     monkeypatch.setattr(Program, "keeps_state", True)
     made = targets.get("compile").export(program, tmp_path / "compile.pt2", Options())
     assert f"weights not frozen, because {reason}" in "\n".join(made.notes)
+    made = targets.get("compile").export(program, tmp_path / "compile.pt2", Options(inductor=("freezing=False",)))
+    assert "weights not folded, because the state would be folded too" in "\n".join(made.notes)
 
 
 def test_a_package_is_not_frozen_if_freezing_fails(

@@ -403,6 +403,7 @@ def differences_of_page(work: Path, monkeypatch: pytest.MonkeyPatch) -> list[lis
     for part in page.split("```python\n")[1:]:
         torch.compiler.reset()
         own: list[float] = []
+        _objects.keep_headers()
         with _objects.reused():
             exec(part.partition("```")[0], {"print": lambda value, own=own: own.append(float(value))})
         found.append(own)

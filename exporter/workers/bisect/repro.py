@@ -46,7 +46,7 @@ BUILDS = {
 LIVE = """\
         return torch.compile(module, backend={backend!r}, {how})(*inputs)"""
 
-# Runs a script that compiles once: precompiling headers for it takes longer than what that saves.
+# Runs a script that compiles once: precompiling headers for it takes longer than it saves.
 QUICKLY = """\
 import runpy, sys
 from torch._inductor import config

@@ -33,7 +33,7 @@ def settings(target: str, options: targets.Options, blamed: Sequence[str] = ()) 
     """Return the options that --fix tries, by what to call them.
 
     Each changes a setting of inductor, leaves an operator of `blamed` to torch, or lowers the level of onnxruntime's
-    graph optimizations. An operator that alone is blamed comes first, because leaving it to torch changes least.
+    graph optimizations. If a single operator is blamed, torch's kernel comes first, because it changes least.
     Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
     """
     if target == "onnx":
