@@ -29,11 +29,12 @@ check: lint ## run lint, types and the fast tests, in under 2 minutes
 
 install: $(VENV)/.installed ## create .venv with all dependencies
 
+# Without --no-compile, pip compiles all modules of all packages; Python compiles those that it imports.
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exporter needs Python 3.11 or later")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[demo,dev]'  # Python compiles what it imports
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[demo,dev]'
 	touch $@
 
 lint: install ## run ruff, mypy --strict, import-linter and clang-format
