@@ -240,11 +240,8 @@ def split(wrapper: str) -> tuple[str, str] | None:
 
 def plain(command: str) -> str:
     """Return a compile command without what only arithmetic depends on, without headers compiled so, and debugging."""
-    words = iter(shlex.split(command))
-    kept = []
+    words, kept = _words(command), []
     for word in words:
-        if word == "-D":
-            word += next(words)
         if word == "-include":
             next(words)
         elif word in KEPT or not word.startswith(DROPPED):
@@ -254,13 +251,14 @@ def plain(command: str) -> str:
 
 def of_any_cpu(command: str) -> str:
     """Return a compile command without instruction sets: wrappers compute nothing, and then share a header."""
-    words, kept = iter(shlex.split(command)), []
+    return shlex.join(word for word in _words(command) if not word.startswith(("-m", "-DCPU_CAPABILITY")))
+
+
+def _words(command: str) -> Iterator[str]:
+    """Yield the words of a command, each definition as one."""
+    words = iter(shlex.split(command))
     for word in words:
-        if word == "-D":
-            word += next(words)
-        if not word.startswith(("-m", "-DCPU_CAPABILITY")):
-            kept.append(word)
-    return shlex.join(kept)
+        yield word + next(words) if word == "-D" else word
 
 
 def key(source: bytes, command: str, compiler: str) -> str:

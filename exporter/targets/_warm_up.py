@@ -1,6 +1,6 @@
 """What the packages of a machine share: precompiled headers, AOTInductor's interface, and which instructions work.
 
-They take up to 15 s, once per machine. They are made with a package of a small program while a model is loaded.
+They take up to 20 s, once per machine. They are made with a package of a small program while a model is loaded.
 """
 
 from __future__ import annotations
