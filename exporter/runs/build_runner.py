@@ -151,7 +151,7 @@ def _fill(place: Path, torch: Torch, source: Path, listen: Listen) -> None:
     with tempfile.TemporaryDirectory(prefix=NEW, dir=place.parent) as scratch:
         tree, new = Path(scratch) / "build", Path(scratch) / "new"
         commands = (
-            [found.cmake, "-S", str(source), "-B", str(tree), *_settings(found, torch)],
+            [found.cmake, "-S", str(source), "-B", str(tree), *settings(found, torch)],
             [found.cmake, "--build", str(tree), "--parallel", str(_jobs())],
             [found.cmake, "--install", str(tree), "--prefix", str(new), "--strip"],
         )
@@ -168,7 +168,7 @@ def _fill(place: Path, torch: Torch, source: Path, listen: Listen) -> None:
     _remove_superseded(place, record)
 
 
-def _settings(found: Tools, torch: Torch) -> list[str]:
+def settings(found: Tools, torch: Torch) -> list[str]:
     """Return the options of CMake. $CXXFLAGS and $CMAKE_BUILD_TYPE (default: Release) apply as in any project."""
     return [
         "-GNinja",

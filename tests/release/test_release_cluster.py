@@ -37,7 +37,8 @@ def nodes() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as folder:
         patch.setenv("RAY_TMPDIR", folder)  # a short path, because socket paths have a length limit
         patch.setenv("TMPDIR", folder)
-        found = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        unused = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        found = Cluster(True, head_node_args={"num_cpus": 1, **unused})
         yield found
         found.shutdown()
 

@@ -1,4 +1,4 @@
-"""`exporter runner` with a simulated CMake, which makes a shell script; test_wheels.py compiles a real runner."""
+"""`exporter runner` with a simulated CMake, which makes a shell script; `make wheels` compiles a real one."""
 
 from __future__ import annotations
 
