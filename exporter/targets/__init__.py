@@ -333,6 +333,12 @@ def live(name: str) -> LiveTarget:
     return target
 
 
+def preloads(variants: Iterable[Variant]) -> tuple[str, ...]:
+    """Return what the exports to these variants import or call first, cheapest exports last."""
+    exported = sorted((v for v in variants if not is_live(v)), key=lambda v: facts(v.target).cost, reverse=True)
+    return tuple(dict.fromkeys(what for variant in exported for what in facts(variant.target).preloads))
+
+
 def native_suffixes() -> list[str]:
     """Return the suffixes of artifacts that exporter-run can run."""
     return sorted({Path(target.artifact).suffix for target in usable().values() if target.native})

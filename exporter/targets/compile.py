@@ -78,6 +78,7 @@ assumes = ("graph", "code")
 cost = 10
 also_called = ("aot", "aoti", "aotinductor", "inductor", "pt2")
 optional = ("torchao",)
+preloads = ("torch._inductor.compile_fx",)
 portable = True
 question = "torch.compile: graph breaks and recompilations"
 portability = 4

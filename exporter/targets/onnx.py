@@ -63,6 +63,7 @@ also_called = ("ort", "onnxruntime")
 companions = (".data",)
 libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 modules = ("onnx", "onnxscript", "onnxruntime")
+preloads = ("torch.onnx._internal.exporter._core", "onnxruntime", f"{__name__}:preload_translations")
 question = "torch.onnx: operators without a translation"
 portability = 1
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
@@ -77,6 +78,13 @@ def no_state(names: Iterable[str]) -> ExportError:
     """Return the error for a model that keeps state in the named tensors."""
     found = f"ONNX carries no state from call to call, and the model keeps {', '.join(names)}"
     return ExportError(found, "--state inputs turns the state into inputs and outputs")
+
+
+def preload_translations() -> None:
+    """Make torch define its translations of operators, which it keeps for the process."""
+    from torch.onnx._internal.exporter import _registration
+
+    _registration.ONNXRegistry.from_torchlib()
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:

@@ -179,16 +179,22 @@ class Zygote:
     """The process that jobs are forked from. A context manager: leaving it ends every job.
 
     `environment` is added to every job's environment. torch, the code of the jobs and `modules` are imported before
-    jobs start. Thread-safe.
+    jobs start. What is given as `later` (`module` or `module:function`) is prepared while it waits for jobs to start.
+    Thread-safe.
     """
 
-    def __init__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = (), later: tuple[str, ...] = ()
+    ) -> None:
         filesystem.require_directory()
         self.environment = environment or {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "exporter.workers.forkserver", str(theirs.fileno()), *JOBS, *modules],
+                [
+                    *(sys.executable, "-P", "-m", "exporter.workers.forkserver", str(theirs.fileno())),
+                    *(*JOBS, *modules, "--", *later),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -252,8 +258,7 @@ class Zygote:
         for child in self._children:
             child.kill()
         self._control.close()
-        if not self._ready:  # it has no jobs, and would only notice after importing torch
-            self._process.kill()
+        self._process.terminate()  # it would only notice after an import; its supervisors end with it
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -354,13 +359,18 @@ class Zygotes:
     def __init__(self) -> None:
         self._shared: dict[tuple[frozenset[tuple[str, str]], tuple[str, ...]], Zygote] = {}
 
-    def __call__(self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = ()) -> Zygote:
-        """Lend the zygote with this environment and these modules, and start it if necessary."""
+    def __call__(
+        self, environment: dict[str, str] | None = None, modules: tuple[str, ...] = (), later: tuple[str, ...] = ()
+    ) -> Zygote:
+        """Lend the zygote with this environment and these modules, and start it if necessary.
+
+        `later` applies only if it is started.
+        """
         key = frozenset((environment or {}).items()), modules
         if key in self._shared and not self._shared[key].alive:
             self._shared.pop(key).close()
         if key not in self._shared:
-            self._shared[key] = Zygote(environment, modules)
+            self._shared[key] = Zygote(environment, modules, later)
         return self._shared[key].lend()
 
     def __enter__(self) -> Zygotes:

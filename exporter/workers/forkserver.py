@@ -1,7 +1,8 @@
 """The fork server (zygote): it imports torch once and forks a child for each job, so jobs start without the import.
 
-Run as `python -m exporter.workers.forkserver FD MODULE...`; FD is a Unix socket, and the modules are imported after
-torch. Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and
+Run as `python -m exporter.workers.forkserver FD MODULE... [-- WHAT...]`; FD is a Unix socket, and the modules are
+imported after torch. When it has served a request and waits for the next one, the server also prepares what follows
+the dashes, one at a time: `module` is imported, and `module:function` is called. Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and
 of a log. The server forks a supervisor for each request. The supervisor leads its own process group, forks the job,
 waits for it, and sends its exit code as the last message on the socket.
 
@@ -16,6 +17,7 @@ import gc
 import importlib
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -31,36 +33,52 @@ from exporter.core.errors import ExporterError
 
 BACKLOG = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+IDLE_S = 0.1  # without a request, before the server prepares more: the first requests of a run come one after another
 LONGEST = 100_000  # limit of an error message, in characters
 _dumps, _loads = pickle.dumps, pickle.loads  # saved before a recipe can patch them
 _job = 0  # pid of the process that runs the job; 0 in processes without one
 
 
-def serve(control: socket.socket, modules: Sequence[str]) -> None:
+def serve(control: socket.socket, modules: Sequence[str], later: Sequence[str] = ()) -> None:
     """Fork a supervisor for each request until the parent closes its end; then kill the jobs that still run.
 
-    torch and the modules are imported once for all children. A module that fails to import is left to the jobs.
+    torch and the modules are imported once for all children; so is what comes `later`, for those that start after it.
+    What fails is left to the jobs.
     """
     gc.disable()  # imports leave no garbage, and collections make them a fifth slower
     importlib.import_module("torch")
     for module in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+        _prepare(module)
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, waitpid would lose exit codes
-    attend(control)
+    attend(control, later)
 
 
-def attend(control: socket.socket) -> None:
+def _prepare(what: str) -> None:
+    """Import `module`, or call `module:function`, for all children. If that fails, it is left to them."""
+    module, _, function = what.partition(":")
+    with contextlib.suppress(Exception):
+        found = importlib.import_module(module)
+        if function:
+            getattr(found, function)()
+
+
+def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
     """Send "ready", then fork a supervisor for each request. Children share this process's memory.
 
-    The process must have a single thread.
+    While there is no request, prepare what comes `later`. The process must have a single thread.
     """
     gc.freeze()
     supervisors: list[int] = []
+    waiting = list(later)
     control.sendall(b"ready")
     while True:
+        while waiting and supervisors and not select.select([control], [], [], IDLE_S)[0]:
+            gc.disable()
+            _prepare(waiting.pop(0))
+            gc.freeze()
+            gc.enable()
         request, descriptors, _, _ = socket.recv_fds(control, BACKLOG, 2)
         if not request:
             break
@@ -199,4 +217,5 @@ def hear(channel: socket.socket) -> str:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _given, _, _later = " ".join(sys.argv[2:]).partition(" -- ")
+    serve(socket.socket(fileno=int(sys.argv[1])), _given.split(), _later.split())

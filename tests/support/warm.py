@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 
 from torch._inductor import cpu_vec_isa
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from exporter.targets import _inductor
+from exporter.targets import _inductor, onnx
 
-ONNXRegistry.from_torchlib()
+onnx.preload_translations()
 with contextlib.suppress(Exception):  # there is no compiler
     _inductor.find_vector_instructions()
     cpu_vec_isa.valid_vec_isa_list()

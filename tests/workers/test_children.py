@@ -233,7 +233,7 @@ def test_closing_ends_jobs_and_their_children(tmp_path: Path) -> None:
 def test_closing_does_not_wait_for_the_import_of_torch() -> None:
     with Zygote() as zygote:
         assert zygote.alive
-    assert zygote._process.returncode == -signal.SIGKILL
+    assert zygote._process.returncode == -signal.SIGTERM
 
 
 def test_a_zygote_without_torch(tmp_path: Path) -> None:
@@ -327,6 +327,21 @@ def test_a_preloaded_module_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "broken_module.py").write_text("raise AttributeError('of another release')")
     with Zygote({"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}, ("broken_module", "nowhere")) as zygote:
         assert zygote.run("a job", "support.jobs:return_value", {"value": 1}, tmp_path / "log", 60) == 1
+
+
+def test_a_zygote_prepares_more_while_it_waits(tmp_path: Path) -> None:
+    """Not before its first job, and what fails is left to the jobs."""
+    text = "import sys\ndef act(): sys.modules['acted'] = sys\ndef fail(): raise OSError"
+    (tmp_path / "prepared.py").write_text(text)
+    later = ("nowhere", "prepared:fail", "prepared:nothing", "prepared:act")
+
+    def acted() -> bool:
+        time.sleep(0.3)  # it prepares nothing while requests come
+        return "acted" in zygote.run("a job", "support.jobs:modules", {}, tmp_path / "log", 60)
+
+    with Zygote({"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}, later=later) as zygote:
+        assert not acted()
+        assert ends(lambda: not acted())
 
 
 @pytest.mark.parametrize(
