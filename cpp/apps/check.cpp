@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "measure.h"
 
@@ -12,8 +13,21 @@ namespace {
 
 using nlohmann::ordered_json;
 
+/// Returns the tolerance for each output.
+std::vector<Tolerance> limits_of(const Golden& golden, const Tolerance& tolerance) {
+  std::vector<std::vector<at::Tensor>> references;
+  for (const GoldenCase& one : golden.cases) references.push_back(one.reference);
+  std::vector<Tolerance> limits;
+  for (const double typical : typical_sizes(references)) {
+    limits.push_back(tolerance);
+    limits.back().typical = typical;
+  }
+  return limits;
+}
+
 void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& golden,
-                     const Contract& contract, const Tolerance& tolerance, CaseResult& result) {
+                     const Contract& contract, const std::vector<Tolerance>& limits,
+                     CaseResult& result) {
   if (outputs.size() != golden.eager.size()) {
     result.error = "the model returned " + std::to_string(outputs.size()) +
                    " outputs, the golden has " + std::to_string(golden.eager.size());
@@ -25,8 +39,8 @@ void compare_outputs(const std::vector<at::Tensor>& outputs, const GoldenCase& g
     const at::Tensor &eager = golden.eager[i], &reference = golden.reference[i];
     result.outputs.push_back(
         golden.stored.empty()
-            ? compare(name, outputs[i], eager, reference, tolerance)
-            : compare_stored(name, outputs[i], eager, reference, golden.stored[i], tolerance));
+            ? compare(name, outputs[i], eager, reference, limits[i])
+            : compare_stored(name, outputs[i], eager, reference, golden.stored[i], limits[i]));
   }
 }
 
@@ -41,8 +55,8 @@ bool is_outside(const Sizes& sizes, const Contract& contract) {
 /// Runs and judges cases in order. Passes the state of each step to the next.
 class Judge {
  public:
-  Judge(const Artifact& artifact, const Tolerance& tolerance)
-      : artifact_(artifact), tolerance_(tolerance) {}
+  Judge(const Artifact& artifact, std::vector<Tolerance> limits)
+      : artifact_(artifact), limits_(std::move(limits)) {}
 
   CaseResult check(const GoldenCase& golden) {
     CaseResult result{golden.name, golden.seed, golden.step, "", "", {}, false};
@@ -60,7 +74,7 @@ class Judge {
       const auto outputs = artifact_.run(with_state(golden.inputs));
       artifact_.synchronize();
       keep_state(outputs);
-      compare_outputs(outputs, golden, artifact_.contract(), tolerance_, result);
+      compare_outputs(outputs, golden, artifact_.contract(), limits_, result);
       failed_ = !result.error.empty();
     } catch (const Error& error) {  // the remaining cases still run
       const bool refuses = error.kind() == ErrorKind::contract;
@@ -96,7 +110,7 @@ class Judge {
   }
 
   const Artifact& artifact_;
-  const Tolerance& tolerance_;
+  const std::vector<Tolerance> limits_;  // by output
   std::vector<at::Tensor> state_;
   std::string refused_;  // why the contract refused the sequence
   bool failed_ = false;
@@ -148,7 +162,7 @@ Golden read_golden(const Options& options) {
 std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
                               const Tolerance& tolerance) {
   std::vector<CaseResult> results;
-  Judge judge(artifact, tolerance);
+  Judge judge(artifact, limits_of(golden, tolerance));
   for (const GoldenCase& one : golden.cases) results.push_back(judge.check(one));
   return results;
 }

@@ -28,6 +28,7 @@ constexpr double kSame = 0.05;    // of a group's rms; values that differ more f
                                   // never the same
 constexpr double kSlack = 1.5;    // how many times the error of the least cosine is allowed
 constexpr double kAlone = 3;      // the same for a single value, whose cosine says only its sign
+constexpr std::int64_t kFew = 8;  // elements of an output, which may all be near zero by chance
 constexpr double kClear = 0.1;  // lead of a clear winner over the second, relative to a row's range
 
 /// Three outputs as contiguous float64 on the CPU.
@@ -242,25 +243,33 @@ double cosine(const Sums& sums) {
   return least;
 }
 
+/// Returns the output's typical size if its few elements are smaller, near zero by chance, where no
+/// relative error says anything; otherwise 0.
+double typical_if_smaller(const Sums& sums, std::int64_t size, const Tolerance& tolerance) {
+  const bool few = size <= kFew && sums.groups.size() == 1 && tolerance.min_cosine;
+  return few && sums.all.reference_rms() < tolerance.typical ? tolerance.typical : 0;
+}
+
 /// Returns why elements do not pass by their cosine, or "". The cosine does not change if all
-/// elements are multiplied by a number, so their relative error is limited too.
-std::string too_coarse(const Sums& sums, const Tolerance& tolerance) {
+/// elements are multiplied by a number, so their error is limited too: relative to their size, or
+/// to the output's `typical` size if that is larger.
+std::string too_coarse(const Sums& sums, const Tolerance& tolerance, double typical) {
   if (!tolerance.min_cosine) return "";
   char text[128];
-  if (const double found = cosine(sums); found < *tolerance.min_cosine) {
+  if (const double found = cosine(sums); typical == 0 && found < *tolerance.min_cosine) {
     std::snprintf(text, sizeof text, "cosine %.4f, the minimum is %g", found,
                   *tolerance.min_cosine);
     return text;
   }
   const auto excess = [&](const Group& group) -> std::string {
-    const double rms = group.reference_rms();
+    const double rms = std::max(group.reference_rms(), typical);
     const double most =
         (group.count > 1 ? kSlack : kAlone) * std::sqrt(2 * (1 - *tolerance.min_cosine)) * rms;
     const double limit = most + (tolerance.atol + tolerance.rtol * rms) / 10;
     if (group.rmse() <= limit) return "";
     std::snprintf(text, sizeof text,
-                  "error %.3g where the output is %.3g (RMS), the maximum is %.3g", group.rmse(),
-                  rms, limit);
+                  "error %.3g where the output is%s %.3g (RMS), the maximum is %.3g", group.rmse(),
+                  typical > 0 ? " typically" : "", rms, limit);
     return text;
   };
   if (std::string found = excess(sums.all); !found.empty()) return found;
@@ -313,7 +322,7 @@ std::string describe_noise(const Sums& sums, Verdict verdict, const Tolerance& t
 }
 
 /// Step 5.
-Verdict judge(const Sums& sums, const Tolerance& tolerance) {
+Verdict judge(const Sums& sums, const Tolerance& tolerance, double typical) {
   const auto all = [&](auto test) {
     return std::all_of(sums.groups.begin(), sums.groups.end(), test);
   };
@@ -322,8 +331,8 @@ Verdict judge(const Sums& sums, const Tolerance& tolerance) {
   if (all([&](const Group& group) { return group.within || is_drift(group, tolerance); })) {
     return Verdict::drift;
   }
-  return tolerance.min_cosine && too_coarse(sums, tolerance).empty() ? Verdict::quantized
-                                                                     : Verdict::fail;
+  return tolerance.min_cosine && too_coarse(sums, tolerance, typical).empty() ? Verdict::quantized
+                                                                              : Verdict::fail;
 }
 
 /// Returns whether the last dimension holds scores: an output named logits, or a classifier's only
@@ -334,14 +343,15 @@ bool holds_scores(const std::string& name, std::size_t dimensions) {
 }
 
 /// Step 6: counts the rows whose largest score changed although it led the second by more than
-/// kClear of the row's range.
-std::int64_t changed_winners(const Values& values, std::int64_t width) {
+/// kClear of the row's range, and of the output's `typical` size.
+std::int64_t changed_winners(const Values& values, std::int64_t width, double typical) {
   std::int64_t changed = 0;
   for (std::int64_t row = 0; width > 1 && row < values.size; row += width) {
     const double *y = values.actual + row, *r = values.reference + row;
     std::vector<double> sorted(r, r + width);
     std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
-    const double range = sorted[0] - *std::min_element(sorted.begin(), sorted.end());
+    const double range =
+        std::max(sorted[0] - *std::min_element(sorted.begin(), sorted.end()), typical);
     if (sorted[0] - sorted[1] <= kClear * range) continue;
     changed += std::max_element(y, y + width) - y != std::max_element(r, r + width) - r;
   }
@@ -362,11 +372,12 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   } else if (*result.rmse == 0) {
     result.rmse_ratio = 1;
   }
-  result.cosine = cosine(sums);
+  const double typical = typical_if_smaller(sums, values.size, tolerance);
+  if (typical == 0) result.cosine = cosine(sums);
   result.worst = unravel(sums.worst, sizes);
-  result.verdict = judge(sums, tolerance);
+  result.verdict = judge(sums, tolerance, typical);
   if (result.verdict == Verdict::quantized && holds_scores(result.output, sizes.size())) {
-    const auto changed = changed_winners(values, sizes.back());
+    const auto changed = changed_winners(values, sizes.back(), typical);
     if (changed > 0) {
       result.cause = kTooCoarse;
       return failure(std::move(result),
@@ -374,8 +385,8 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
     }
   }
   if (result.verdict == Verdict::fail && tolerance.min_cosine) {
-    result.reason = too_coarse(sums, tolerance);
-    if (*result.cosine < *tolerance.min_cosine) result.cause = kTooCoarse;
+    result.reason = too_coarse(sums, tolerance, typical);
+    if (result.cosine && *result.cosine < *tolerance.min_cosine) result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
                     short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst) +
@@ -398,6 +409,17 @@ double epsilon_of(at::ScalarType dtype) {
     default:
       return 0x1p-23;
   }
+}
+
+/// Returns the root mean square of the finite values; NaN if there are none.
+double root_mean_square(const double* values, std::int64_t size) {
+  double square = 0, count = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (!std::isfinite(values[i])) continue;
+    square += values[i] * values[i];
+    count += 1;
+  }
+  return std::sqrt(square / count);
 }
 
 /// Returns float64 values on the CPU. Complex numbers become pairs in an additional last dimension.
@@ -451,6 +473,24 @@ at::Tensor moved(const at::Tensor& eager, const at::Tensor& reference, const at:
 const char* to_string(Verdict verdict) {
   constexpr const char* kNames[] = {"exact", "rounding", "drift", "quantized", "FAIL"};
   return kNames[static_cast<int>(verdict)];
+}
+
+std::vector<double> typical_sizes(const std::vector<std::vector<at::Tensor>>& references) {
+  std::vector<double> found;
+  for (std::size_t output = 0; !references.empty() && output < references[0].size(); ++output) {
+    std::vector<double> sizes;
+    for (const auto& one : references) {
+      const at::Tensor& values = one.at(output);
+      if (!values.is_floating_point() && !values.is_complex()) continue;
+      if (values.numel() * (values.is_complex() ? 2 : 1) > kFew) continue;
+      const at::Tensor doubles = as_doubles(values);
+      const double size = root_mean_square(doubles.const_data_ptr<double>(), doubles.numel());
+      if (std::isfinite(size)) sizes.push_back(size);
+    }
+    std::ranges::sort(sizes);
+    found.push_back(sizes.empty() ? 0 : sizes[sizes.size() / 2]);
+  }
+  return found;
 }
 
 OutputParity compare(const std::string& name, const at::Tensor& actual, const at::Tensor& eager,

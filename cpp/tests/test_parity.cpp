@@ -301,6 +301,39 @@ TEST_CASE("quantized") {
 }
 
 /// Extreme elements and the others have limits of their own.
+TEST_CASE("few elements near zero") {
+  // 8 cases of one element, and a large one that does not count.
+  std::vector<std::vector<at::Tensor>> references;
+  for (const double value : {2.0, -2.0, 2.0, 0.1, 1e6, 3.0, 1.0, static_cast<double>(kInf)}) {
+    references.push_back({at::full({1, 1}, value, at::kDouble), at::ones({3, 3}, at::kDouble),
+                          at::ones({2}, at::kLong)});
+  }
+  CHECK(exporter::typical_sizes(references) == std::vector<double>{2, 0, 0});
+  CHECK(exporter::typical_sizes({}).empty());
+  const at::Tensor eager = at::full({1, 1}, 0.1f);
+  const auto judged = [&](float actual, double typical) {
+    const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995, typical};
+    return compare("y", at::full({1, 1}, actual), eager, eager.to(at::kDouble), coarse);
+  };
+  CHECK(judged(-0.1f, 0).reason == "cosine -1.0000, the minimum is 0.995");
+  CHECK(judged(-0.1f, 2).verdict == Verdict::quantized);
+  CHECK(!judged(-0.1f, 2).cosine);
+  CHECK(judged(0.69f, 2).verdict == Verdict::quantized);
+  CHECK(judged(0.71f, 2).reason ==
+        "error 0.61 where the output is typically 2 (RMS), the maximum is 0.6");
+  CHECK(judged(0.14f, 0.05).verdict == Verdict::fail);  // larger than typical: its own size counts
+  const at::Tensor many = at::full({9}, 0.1f);
+  const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995, 2.0};
+  CHECK(compare("y", -many, many, many.to(at::kDouble), coarse).verdict == Verdict::fail);
+  const at::Tensor scores = at::tensor({0.02f, 0.0f}).reshape({1, 2});
+  const auto flipped = [&](double typical) {
+    const Tolerance one{1e-4, 1e-5, 2.0, 0.995, typical};
+    return compare("logits", scores.flip(1), scores, scores.to(at::kDouble), one).verdict;
+  };
+  CHECK(flipped(1) == Verdict::quantized);
+  CHECK(flipped(0.1) == Verdict::fail);  // it leads by more than a tenth of that
+}
+
 TEST_CASE("quantized extreme elements") {
   const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
   const at::Tensor eager = at::tensor({1.0f, 2.0f, -1e9f});

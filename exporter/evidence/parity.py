@@ -26,6 +26,17 @@ EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bflo
 REAL = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}  # dtypes of complex parts
 SLACK, ALONE = 1.5, 3.0  # times the error of the least cosine: allowed errors, and that of a single value
 CLEAR = 0.1  # fraction of a row's range; a maximum that leads by more must keep its position
+FEW = 8  # elements of an output in one case, which may all be near zero by chance
+
+
+@dataclass(frozen=True)
+class Limits(Tolerance):
+    """A tolerance for one output, with the output's typical size: the median of its root mean square over the cases.
+
+    It only counts with `min_cosine`, for cases in which the output has few elements and is smaller. 0 if unknown.
+    """
+
+    typical: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,13 +56,30 @@ class OutputParity:
     cause: str = ""  # of a failure: a name in exporter.core.causes
 
 
+def limits(tolerance: Tolerance, references: Sequence[Sequence[Array]]) -> list[Limits]:
+    """Return the limits of each output. `references` holds its float64 reference in each case, in any shape.
+
+    References with more than FEW elements do not count and may be empty.
+    """
+    return [Limits(**vars(tolerance), typical=_typical(one)) for one in zip(*references, strict=True)]
+
+
+@np.errstate(over="ignore")
+def _typical(references: Sequence[Array]) -> float:
+    """Return the median of the root mean squares of those with few elements, without NaN and infinity; 0 if none."""
+    few = [one[np.isfinite(one)] for one in references if one.size <= FEW and np.issubdtype(one.dtype, np.inexact)]
+    sizes = sorted(size for one in few if one.size and math.isfinite(size := _rms(one)))
+    return sizes[len(sizes) // 2] if sizes else 0.0
+
+
 def compare(
     name: str, got: Array, eager: Array, reference: Array, tolerance: Tolerance, dtypes: tuple[str, str]
 ) -> OutputParity:
     """Return the parity of one output, by the rule in docs/formats.md.
 
-    `got`, `eager` and `reference` are the values of the artifact, of eager and of the float64 reference. `dtypes` are
-    the torch dtypes of the first two; the arrays themselves may be wider, because numpy has no bfloat16.
+    `got`, `eager` and `reference` are the values of the artifact, of eager and of the float64 reference. `tolerance`
+    may be the output's own `Limits`. `dtypes` are the torch dtypes of the first two; the arrays may be wider, because
+    numpy has no bfloat16.
     """
     if got.shape != eager.shape:
         return OutputParity(name, "FAIL", f"shape {list(got.shape)}, expected {list(eager.shape)}")
@@ -127,9 +155,14 @@ def _compare_floats(
     chosen = list(_groups(magnitude))
     groups = [_Group.of(y[one], e[one], r[one], allowed[one], unit) for one in chosen]
     significant = [(one, group.within) for one, group in zip(chosen, groups, strict=True) if not group.cancels]
-    cosine = min([_cosine(y, r), *(_cosine(y[one], r[one]) for one, _ in significant)])
+    cosine: float | None = min([_cosine(y, r), *(_cosine(y[one], r[one]) for one, _ in significant)])
     parts = [slice(None), *(one for one, within in significant if not within)]
-    coarse = _too_coarse([(y[one], r[one]) for one in parts], cosine, tolerance)
+    typical = tolerance.typical if isinstance(tolerance, Limits) and tolerance.min_cosine is not None else 0.0
+    if got.size > FEW or len(groups) > 1 or _rms(r) >= typical:
+        typical = 0.0
+    else:  # near zero by chance, where no relative error says anything
+        cosine = None
+    coarse = _too_coarse([(y[one], r[one]) for one in parts], cosine, tolerance, typical)
     verdict: Verdict = "FAIL"
     lost = 0
     if bool((y == e).all()):
@@ -139,7 +172,7 @@ def _compare_floats(
     elif all(group.within or group.is_drift(tolerance) for group in groups):
         verdict = "drift"
     elif tolerance.min_cosine is not None and not coarse:
-        lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
+        lost = _lost_firsts(got, reference, typical) if _holds_scores(name, got) else 0
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
     reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
@@ -161,7 +194,7 @@ def _compare_floats(
         rmse_ratio=groups[0].rmse / groups[0].eager if groups[0].eager else (1.0 if groups[0].rmse == 0 else None),
         cosine=cosine,
         worst=index,
-        cause="too-coarse" if verdict == "FAIL" and (lost or cosine < (tolerance.min_cosine or -1)) else "",
+        cause="too-coarse" if verdict == "FAIL" and (lost or _below(cosine, tolerance)) else "",
     )
 
 
@@ -226,15 +259,18 @@ def _holds_scores(name: str, values: Array) -> bool:
     return values.ndim > 1 and (name.rpartition(".")[2] == "logits" or (name == "output" and values.ndim == 2))
 
 
-def _lost_firsts(got: Array, reference: Array) -> int:
-    """Count the rows whose clear maximum in the reference is no longer the maximum."""
+def _lost_firsts(got: Array, reference: Array, typical: float) -> int:
+    """Count the rows whose clear maximum in the reference is no longer the maximum.
+
+    It is clear if it leads by a part of the row's range, or of the output's `typical` size if that is larger.
+    """
     rows, wanted = (a.reshape(-1, a.shape[-1]).astype(np.float64) for a in (got, reference))
     sound = np.isfinite(wanted).all(axis=-1)
     rows, wanted = rows[sound], wanted[sound]
     if wanted.shape[-1] < 2 or not wanted.size:
         return 0
     second, first = np.partition(wanted, -2, axis=-1)[:, -2:].T
-    clear = first - second > CLEAR * (first - wanted.min(axis=-1))
+    clear = first - second > CLEAR * np.maximum(first - wanted.min(axis=-1), typical)
     return int((clear & (rows.argmax(axis=-1) != wanted.argmax(axis=-1))).sum())
 
 
@@ -255,22 +291,30 @@ def _cosine(a: Array, b: Array) -> float:
     return cosine if math.isfinite(cosine) else 0.0
 
 
-def _too_coarse(parts: Sequence[tuple[Array, Array]], cosine: float, tolerance: Tolerance) -> str:
+def _below(cosine: float | None, tolerance: Tolerance) -> bool:
+    return cosine is not None and tolerance.min_cosine is not None and cosine < tolerance.min_cosine
+
+
+def _too_coarse(
+    parts: Sequence[tuple[Array, Array]], cosine: float | None, tolerance: Tolerance, typical: float
+) -> str:
     """Return why elements do not pass by their cosine, or "".
 
-    The cosine does not change if all elements are multiplied by a number, so their relative error is limited too.
+    The cosine does not change if all elements are multiplied by a number, so their error is limited too: relative to
+    their size, or to the output's `typical` size if that is larger.
     """
     least = tolerance.min_cosine
     if least is None:
         return ""
-    if cosine < least:
+    if _below(cosine, tolerance):
         return f"cosine {cosine:.4f}, the minimum is {least:g}"
     for got, reference in parts:
-        error, size = _rms(got - reference), _rms(reference)
+        error, size = _rms(got - reference), max(_rms(reference), typical)
         most = (SLACK if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least)) * size
         limit = most + (tolerance.atol + tolerance.rtol * size) / 10
         if not error <= limit:
-            return f"error {error:.3g} where the output is {size:.3g} (RMS), the maximum is {limit:.3g}"
+            where = "is typically" if typical else "is"
+            return f"error {error:.3g} where the output {where} {size:.3g} (RMS), the maximum is {limit:.3g}"
     return ""
 
 

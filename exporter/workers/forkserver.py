@@ -1,10 +1,11 @@
 """The fork server (zygote): it imports torch once and forks a child for each job, so jobs start without the import.
 
-Run as `python -m exporter.workers.forkserver FD MODULE... [-- WHAT...]`; FD is a Unix socket, and the modules are
-imported after torch. When it has served a request and waits for the next one, the server also prepares what follows
-the dashes, one at a time: `module` is imported, and `module:function` is called. Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket and
-of a log. The server forks a supervisor for each request. The supervisor leads its own process group, forks the job,
-waits for it, and sends its exit code as the last message on the socket.
+Run as `python -m exporter.workers.forkserver FD MODULE... -- WHAT...`; FD is a Unix socket, and the modules are
+imported after torch. Once it has served a request, the server uses the time until the next one for what follows the
+dashes, one at a time: it imports `module`, or calls `module:function`. Each request is a pickled (function, arguments)
+from our own parent process, with the descriptors of a socket and of a log. The server forks a supervisor for each
+request. The supervisor leads its own process group, forks the job, waits for it, and sends its exit code as the last
+message on the socket.
 
 The server never starts a thread and never touches CUDA: both would break in its children.
 """
@@ -217,5 +218,5 @@ def hear(channel: socket.socket) -> str:
 
 
 if __name__ == "__main__":
-    _given, _, _later = " ".join(sys.argv[2:]).partition(" -- ")
-    serve(socket.socket(fileno=int(sys.argv[1])), _given.split(), _later.split())
+    _dashes = sys.argv.index("--")
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:_dashes], sys.argv[_dashes + 1 :])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exporter.core.parity_records import CaseParity, Tolerance
-from exporter.evidence.parity import OutputParity, compare, summarize
+from exporter.evidence.parity import Limits, OutputParity, compare, limits, summarize
 
 F32 = ("float32", "float32")
 TOLERANCE = Tolerance(rtol=1e-4, atol=1e-5, k=2.0)
@@ -197,6 +197,30 @@ def test_what_cancels_out_is_as_good_as_eagers() -> None:
     masked[:4] = 1
     eager = masked + np.asarray([0.8, -0.8, 0.8, -0.8, 0, 0, 0, 0])
     assert judge(masked * [0, 0, 0, 0, 1, 1, 1, 1], eager, masked, tolerance=coarse).verdict == "FAIL"
+
+
+def test_few_elements_near_zero_are_judged_by_the_typical_size() -> None:
+    """No relative error says anything about them, and neither does their cosine."""
+    values = (2.0, -2.0, 2.0, 0.1, 1e6, 3.0, 1.0, np.inf)
+    made = limits(TOLERANCE, [[np.full((1, 1), v), np.ones((3, 3)), np.ones(2, np.int64)] for v in values])
+    assert [one.typical for one in made] == [2, 0, 0]
+
+    def judged(got: Any, eager: Any, typical: float, name: str = "y") -> OutputParity:
+        e = np.array(eager, np.float32)
+        coarse = Limits(1e-4, 1e-5, 2.0, 0.995, typical)
+        return compare(name, np.array(got, np.float32), e, e.astype(np.float64), coarse, F32)
+
+    assert judged([[-0.1]], [[0.1]], 0).reason == "cosine -1.0000, the minimum is 0.995"
+    found = judged([[-0.1]], [[0.1]], 2)
+    assert (found.verdict, found.cosine, found.cause) == ("quantized", None, "")
+    assert judged([[0.69]], [[0.1]], 2).verdict == "quantized"
+    reason = "error 0.61 where the output is typically 2 (RMS), the maximum is 0.6"
+    assert judged([[0.71]], [[0.1]], 2).reason == reason
+    assert judged([[0.14]], [[0.1]], 0.05).verdict == "FAIL", "larger than typical: its own size counts"
+    assert judged([-0.1] * 9, [0.1] * 9, 2).verdict == "FAIL", "not few"
+    scores, flipped = [[0.02, 0.0]], [[0.0, 0.02]]
+    assert judged(flipped, scores, 1, "logits").verdict == "quantized"
+    assert judged(flipped, scores, 0.1, "logits").verdict == "FAIL", "it leads by more than a tenth of that"
 
 
 def test_squares_that_overflow_are_never_quantized() -> None:

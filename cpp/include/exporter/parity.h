@@ -17,7 +17,14 @@ struct Tolerance {
   /// An output with at least this cosine similarity, and a relative error that fits it, passes too,
   /// as `quantized`.
   std::optional<double> min_cosine = std::nullopt;
+  /// The output's typical size, from `typical_sizes`; 0 if unknown. It only counts with
+  /// `min_cosine`, for cases in which the output has few elements and is smaller.
+  double typical = 0;
 };
+
+/// Returns, by output, the median of its root mean square over the cases in which it has few
+/// elements; 0 for an output without such cases. `references` holds the outputs of each case.
+std::vector<double> typical_sizes(const std::vector<std::vector<at::Tensor>>& references);
 
 /// From best to worst.
 enum class Verdict { exact, rounding, drift, quantized, fail };

@@ -5,6 +5,7 @@ This file is long because it answers every request of a session, and judges what
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import unquote
 
+import numpy as np
 import torch
 
 from exporter import targets
@@ -34,6 +36,7 @@ from exporter.model.tensors import Run, Tensors
 from exporter.workers.children import stand_back
 
 PROTOCOL = 1
+NOT_FEW = np.zeros(0)  # in place of values whose size does not count
 KINDS = {ArtifactError: "artifact", ContractError: "contract", UsageError: "usage"}
 
 
@@ -187,6 +190,13 @@ class Judge:
     outputs: tuple[str, ...]
     promised: Contract | None = None
 
+    @functools.cached_property
+    def limits(self) -> list[parity.Limits]:
+        """Return the tolerance of each output."""
+        references = [case.reference for case in self.golden.cases]
+        few = [[_array(r) if r.numel() <= parity.FEW else NOT_FEW for r in one] for one in references]
+        return parity.limits(self.golden.tolerance, few)
+
     def enforce(self, case: goldens.Case) -> None:
         """Raise ContractError if the contract refuses the case's inputs."""
         if self.promised is not None:
@@ -233,10 +243,9 @@ class Judge:
         """Compare an artifact's outputs with a golden case. Raises ArtifactError if their number differs."""
         if len(outputs) != len(case.eager):
             raise ArtifactError(f"{len(outputs)} outputs, expected {len(case.eager)}")
-        tolerance = self.golden.tolerance
         found: list[parity.OutputParity] = []
         for name, y, e, r in zip(self.outputs, outputs, case.eager, case.reference, strict=True):
-            dtypes = dtype_name(y.dtype), dtype_name(e.dtype)
+            dtypes, tolerance = (dtype_name(y.dtype), dtype_name(e.dtype)), self.limits[len(found)]
             one = parity.compare(name, _array(y), _array(e), _array(r), tolerance, dtypes)
             if case.stored:
                 arrays = _array(y), _array(e), _array(r), _array(case.stored[len(found)])
