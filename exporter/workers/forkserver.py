@@ -65,6 +65,22 @@ def _prepare(what: str) -> None:
             getattr(found, function)()
 
 
+def _is_safe(what: str) -> bool:
+    """Return whether a module can be imported without a crash; of other packages than ours and torch, a child tries it.
+
+    If it crashed here, no further job could start.
+    """
+    module = what.partition(":")[0]
+    if module.partition(".")[0] in ("torch", "exporter"):
+        return True
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            importlib.import_module(module)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
 def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
     """Send "ready", then fork a supervisor for each request. Children share this process's memory.
 
@@ -76,10 +92,11 @@ def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
     control.sendall(b"ready")
     while True:
         while waiting and supervisors and not select.select([control], [], [], IDLE_S)[0]:
-            gc.disable()
-            _prepare(waiting.pop(0))
-            gc.freeze()
-            gc.enable()
+            if _is_safe(what := waiting.pop(0)):
+                gc.disable()
+                _prepare(what)
+                gc.freeze()
+                gc.enable()
         request, descriptors, _, _ = socket.recv_fds(control, BACKLOG, 2)
         if not request:
             break

@@ -330,10 +330,11 @@ def test_a_preloaded_module_that_cannot_be_imported(tmp_path: Path) -> None:
 
 
 def test_a_zygote_prepares_more_while_it_waits(tmp_path: Path) -> None:
-    """Not before its first job, and what fails is left to the jobs."""
+    """Not before its first job. What fails or crashes is left to the jobs."""
     text = "import sys\ndef act(): sys.modules['acted'] = sys\ndef fail(): raise OSError"
     (tmp_path / "prepared.py").write_text(text)
-    later = ("nowhere", "prepared:fail", "prepared:nothing", "prepared:act")
+    (tmp_path / "crashing.py").write_text("import os\nos.abort()")
+    later = ("nowhere", "crashing", "prepared:fail", "prepared:nothing", "prepared:act")
 
     def acted() -> bool:
         time.sleep(0.3)  # it prepares nothing while requests come
