@@ -71,6 +71,11 @@ def gpus() -> tuple[str, ...]:
     return tuple(name for name, _ in _visible(_query_gpus("name,driver_version")))
 
 
+def has_gpu_driver() -> bool:
+    """Return whether this machine has a driver for GPUs, even if none is visible to this process."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))  # the second in WSL
+
+
 def gpu_memory_mb(device: str) -> float | None:
     """Return the memory in use on the GPU `cuda` or `cuda:N` by all processes, in MB (10^6 bytes); None if unknown."""
     found = [text for text, _ in _visible(_query_gpus("memory.used"))]

@@ -59,7 +59,8 @@ def run(
     with contextlib.ExitStack() as stack:
         on_cpu = request.device == "cpu"
         modules, visible = EXPORTING if request.needs_program and on_cpu else (), WITHOUT_GPU if on_cpu else {}
-        later = targets.preloads(request.variants) if on_cpu else ()
+        # Where there is a driver, importing inductor starts a thread of CUDA, even if no GPU is visible.
+        later = targets.preloads(request.variants) if on_cpu and not environment.has_gpu_driver() else ()
         zygote = stack.enter_context(start({**SIDE_BY_SIDE, **visible}, modules, later))
         alone = stack.enter_context(start(visible)) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))

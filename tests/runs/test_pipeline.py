@@ -14,6 +14,7 @@ from support.commands import Run, recipe_path, request_for, start_cli
 from support.processes import children, gone, wait_for
 from support.schema import fits_the_schema, rows
 
+from exporter import targets
 from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
@@ -369,3 +370,23 @@ def test_the_costliest_export_and_timed_sessions_have_normal_priority(
     assert f"niceness {BACKGROUND}, waits PASSIVE" in logs["trace"]
     assert usual.replace("as usual", "PASSIVE") in logs["script"]
     assert usual in logs["eager"]
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_what_exports_need_is_preloaded_without_a_gpu(
+    driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The costliest export's first. With a driver, importing inductor would start a thread of CUDA."""
+    started: list[tuple[str, ...]] = []
+
+    def start(environment: dict[str, str], modules: tuple[str, ...] = (), later: tuple[str, ...] = ()) -> Zygote:
+        started.append(later)
+        raise JobError("not started")
+
+    monkeypatch.setattr("exporter.runs.pipeline.Zygote", start)
+    monkeypatch.setattr("exporter.core.environment.has_gpu_driver", lambda: driver)
+    with pytest.raises(JobError, match="not started"):
+        pipeline.run(request_for("tiny:pair", tmp_path / "bundle", "trace,onnx,compile,compile:default"))
+    own = (*targets.facts("compile").preloads, *targets.facts("onnx").preloads)
+    assert started == [() if driver else own]
+    assert own[0] == "torch._inductor.compile_fx"
