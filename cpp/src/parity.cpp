@@ -243,33 +243,37 @@ double cosine(const Sums& sums) {
   return least;
 }
 
-/// Returns the output's typical size if its few elements are smaller, near zero by chance, where no
-/// relative error says anything; otherwise 0.
-double typical_if_smaller(const Sums& sums, std::int64_t size, const Tolerance& tolerance) {
-  const bool few = size <= kFew && sums.groups.size() == 1 && tolerance.min_cosine;
-  return few && sums.all.reference_rms() < tolerance.typical ? tolerance.typical : 0;
+/// Returns whether elements are smaller than the output typically is, and their error is small for
+/// its typical size. A few elements may be near zero by chance, where neither their cosine nor a
+/// relative error says anything.
+bool is_near_zero(const Sums& sums, std::int64_t size, const Tolerance& tolerance) {
+  const Group& group = sums.all;
+  if (!tolerance.min_cosine || size > kFew || sums.groups.size() != 1) return false;
+  if (!(group.reference_rms() < tolerance.typical)) return false;
+  const double most = (group.count > 1 ? 1 : kAlone) * std::sqrt(2 * (1 - *tolerance.min_cosine)) *
+                      tolerance.typical;
+  return group.rmse() <= most + (tolerance.atol + tolerance.rtol * tolerance.typical) / 10;
 }
 
 /// Returns why elements do not pass by their cosine, or "". The cosine does not change if all
-/// elements are multiplied by a number, so their error is limited too: relative to their size, or
-/// to the output's `typical` size if that is larger.
-std::string too_coarse(const Sums& sums, const Tolerance& tolerance, double typical) {
+/// elements are multiplied by a number, so their relative error is limited too.
+std::string too_coarse(const Sums& sums, const Tolerance& tolerance) {
   if (!tolerance.min_cosine) return "";
   char text[128];
-  if (const double found = cosine(sums); typical == 0 && found < *tolerance.min_cosine) {
+  if (const double found = cosine(sums); found < *tolerance.min_cosine) {
     std::snprintf(text, sizeof text, "cosine %.4f, the minimum is %g", found,
                   *tolerance.min_cosine);
     return text;
   }
   const auto excess = [&](const Group& group) -> std::string {
-    const double rms = std::max(group.reference_rms(), typical);
+    const double rms = group.reference_rms();
     const double most =
         (group.count > 1 ? kSlack : kAlone) * std::sqrt(2 * (1 - *tolerance.min_cosine)) * rms;
     const double limit = most + (tolerance.atol + tolerance.rtol * rms) / 10;
     if (group.rmse() <= limit) return "";
     std::snprintf(text, sizeof text,
-                  "error %.3g where the output is%s %.3g (RMS), the maximum is %.3g", group.rmse(),
-                  typical > 0 ? " typically" : "", rms, limit);
+                  "error %.3g where the output is %.3g (RMS), the maximum is %.3g", group.rmse(),
+                  rms, limit);
     return text;
   };
   if (std::string found = excess(sums.all); !found.empty()) return found;
@@ -322,7 +326,7 @@ std::string describe_noise(const Sums& sums, Verdict verdict, const Tolerance& t
 }
 
 /// Step 5.
-Verdict judge(const Sums& sums, const Tolerance& tolerance, double typical) {
+Verdict judge(const Sums& sums, std::int64_t size, const Tolerance& tolerance) {
   const auto all = [&](auto test) {
     return std::all_of(sums.groups.begin(), sums.groups.end(), test);
   };
@@ -331,8 +335,9 @@ Verdict judge(const Sums& sums, const Tolerance& tolerance, double typical) {
   if (all([&](const Group& group) { return group.within || is_drift(group, tolerance); })) {
     return Verdict::drift;
   }
-  return tolerance.min_cosine && too_coarse(sums, tolerance, typical).empty() ? Verdict::quantized
-                                                                              : Verdict::fail;
+  if (!tolerance.min_cosine) return Verdict::fail;
+  const bool passes = too_coarse(sums, tolerance).empty() || is_near_zero(sums, size, tolerance);
+  return passes ? Verdict::quantized : Verdict::fail;
 }
 
 /// Returns whether the last dimension holds scores: an output named logits, or a classifier's only
@@ -343,15 +348,14 @@ bool holds_scores(const std::string& name, std::size_t dimensions) {
 }
 
 /// Step 6: counts the rows whose largest score changed although it led the second by more than
-/// kClear of the row's range, and of the output's `typical` size.
-std::int64_t changed_winners(const Values& values, std::int64_t width, double typical) {
+/// kClear of the row's range.
+std::int64_t changed_winners(const Values& values, std::int64_t width) {
   std::int64_t changed = 0;
   for (std::int64_t row = 0; width > 1 && row < values.size; row += width) {
     const double *y = values.actual + row, *r = values.reference + row;
     std::vector<double> sorted(r, r + width);
     std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
-    const double range =
-        std::max(sorted[0] - *std::min_element(sorted.begin(), sorted.end()), typical);
+    const double range = sorted[0] - *std::min_element(sorted.begin(), sorted.end());
     if (sorted[0] - sorted[1] <= kClear * range) continue;
     changed += std::max_element(y, y + width) - y != std::max_element(r, r + width) - r;
   }
@@ -372,21 +376,23 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
   } else if (*result.rmse == 0) {
     result.rmse_ratio = 1;
   }
-  const double typical = typical_if_smaller(sums, values.size, tolerance);
-  if (typical == 0) result.cosine = cosine(sums);
+  result.cosine = cosine(sums);
   result.worst = unravel(sums.worst, sizes);
-  result.verdict = judge(sums, tolerance, typical);
+  result.verdict = judge(sums, values.size, tolerance);
   if (result.verdict == Verdict::quantized && holds_scores(result.output, sizes.size())) {
-    const auto changed = changed_winners(values, sizes.back(), typical);
+    const auto changed = changed_winners(values, sizes.back());
     if (changed > 0) {
       result.cause = kTooCoarse;
       return failure(std::move(result),
                      "rows whose clear winner changed: " + std::to_string(changed));
     }
   }
+  if (result.verdict == Verdict::quantized && !too_coarse(sums, tolerance).empty()) {
+    result.cosine.reset();  // near zero, where it says nothing
+  }
   if (result.verdict == Verdict::fail && tolerance.min_cosine) {
-    result.reason = too_coarse(sums, tolerance, typical);
-    if (result.cosine && *result.cosine < *tolerance.min_cosine) result.cause = kTooCoarse;
+    result.reason = too_coarse(sums, tolerance);
+    if (*result.cosine < *tolerance.min_cosine) result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
     result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
                     short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst) +
@@ -476,11 +482,14 @@ const char* to_string(Verdict verdict) {
 }
 
 std::vector<double> typical_sizes(const std::vector<std::vector<at::Tensor>>& references) {
+  std::size_t outputs = 0;
+  for (const auto& one : references) outputs = std::max(outputs, one.size());
   std::vector<double> found;
-  for (std::size_t output = 0; !references.empty() && output < references[0].size(); ++output) {
+  for (std::size_t output = 0; output < outputs; ++output) {
     std::vector<double> sizes;
     for (const auto& one : references) {
-      const at::Tensor& values = one.at(output);
+      if (output >= one.size()) continue;
+      const at::Tensor& values = one[output];
       if (!values.is_floating_point() && !values.is_complex()) continue;
       if (values.numel() * (values.is_complex() ? 2 : 1) > kFew) continue;
       const at::Tensor doubles = as_doubles(values);

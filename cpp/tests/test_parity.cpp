@@ -300,40 +300,43 @@ TEST_CASE("quantized") {
   CHECK(judge_as("y", eager + 1e-6).verdict == Verdict::rounding);
 }
 
-/// Extreme elements and the others have limits of their own.
-TEST_CASE("few elements near zero") {
-  // 8 cases of one element, and a large one that does not count.
+TEST_CASE("typical sizes") {
+  // Infinite references and outputs with more than eight elements do not count.
   std::vector<std::vector<at::Tensor>> references;
   for (const double value : {2.0, -2.0, 2.0, 0.1, 1e6, 3.0, 1.0, static_cast<double>(kInf)}) {
     references.push_back({at::full({1, 1}, value, at::kDouble), at::ones({3, 3}, at::kDouble),
                           at::ones({2}, at::kLong)});
   }
   CHECK(exporter::typical_sizes(references) == std::vector<double>{2, 0, 0});
+  references.back().pop_back();  // a forged golden
+  CHECK(exporter::typical_sizes(references) == std::vector<double>{2, 0, 0});
   CHECK(exporter::typical_sizes({}).empty());
-  const at::Tensor eager = at::full({1, 1}, 0.1f);
-  const auto judged = [&](float actual, double typical) {
-    const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995, typical};
-    return compare("y", at::full({1, 1}, actual), eager, eager.to(at::kDouble), coarse);
-  };
-  CHECK(judged(-0.1f, 0).reason == "cosine -1.0000, the minimum is 0.995");
-  CHECK(judged(-0.1f, 2).verdict == Verdict::quantized);
-  CHECK(!judged(-0.1f, 2).cosine);
-  CHECK(judged(0.69f, 2).verdict == Verdict::quantized);
-  CHECK(judged(0.71f, 2).reason ==
-        "error 0.61 where the output is typically 2 (RMS), the maximum is 0.6");
-  CHECK(judged(0.14f, 0.05).verdict == Verdict::fail);  // larger than typical: its own size counts
-  const at::Tensor many = at::full({9}, 0.1f);
-  const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995, 2.0};
-  CHECK(compare("y", -many, many, many.to(at::kDouble), coarse).verdict == Verdict::fail);
-  const at::Tensor scores = at::tensor({0.02f, 0.0f}).reshape({1, 2});
-  const auto flipped = [&](double typical) {
-    const Tolerance one{1e-4, 1e-5, 2.0, 0.995, typical};
-    return compare("logits", scores.flip(1), scores, scores.to(at::kDouble), one).verdict;
-  };
-  CHECK(flipped(1) == Verdict::quantized);
-  CHECK(flipped(0.1) == Verdict::fail);  // it leads by more than a tenth of that
 }
 
+TEST_CASE("few elements near zero") {
+  const auto judged = [](const at::Tensor& actual, const at::Tensor& eager, double typical) {
+    const Tolerance coarse{1e-4, 1e-5, 2.0, 0.995, typical};
+    return compare("logits", actual, eager, eager.to(at::kDouble), coarse);
+  };
+  const at::Tensor one = at::full({1, 1}, 0.1f);
+  CHECK(judged(-one, one, 0).reason == "cosine -1.0000, the minimum is 0.995");
+  CHECK(judged(-one, one, 2).verdict == Verdict::quantized);
+  CHECK(!judged(-one, one, 2).cosine);
+  CHECK(judged(one + 0.59, one, 2).verdict == Verdict::quantized);
+  CHECK(judged(one + 0.61, one, 2).reason ==
+        "error 0.61 where the output is 0.1 (RMS), the maximum is 0.03");
+  CHECK(judged(one - 0.7, one, 2).cause == "too-coarse");
+  CHECK(judged(one * 1.4, one, 0.05).verdict == Verdict::fail);  // larger than typical
+  const at::Tensor two = at::full({2}, 0.1f);
+  const at::Tensor opposed = at::tensor({0.1f, -0.1f});
+  CHECK(judged(opposed, two, 2).verdict == Verdict::quantized);
+  CHECK(judged(opposed, two, 1).verdict == Verdict::fail);  // for several, the limit is a third
+  CHECK(judged(-at::full({9}, 0.1f), at::full({9}, 0.1f), 2).verdict == Verdict::fail);  // not few
+  const at::Tensor scores = at::tensor({10.0f, 10.5f}).reshape({1, 2});
+  CHECK(judged(scores.flip(1), scores, 11).reason == "rows whose clear winner changed: 1");
+}
+
+/// Extreme elements and the others have limits of their own.
 TEST_CASE("quantized extreme elements") {
   const Tolerance crude{1e-4, 1e-5, 2.0, 0.995};
   const at::Tensor eager = at::tensor({1.0f, 2.0f, -1e9f});

@@ -20,7 +20,7 @@ class Tolerance:
     """The limits on an output's error: `rtol` and `atol` as in torch.allclose, and `k` on the RMSE relative to eager's.
 
     With `min_cosine`, an output with at least this cosine similarity, and a relative error that fits it, passes too, as
-    `quantized`.
+    `quantized`. So do a few elements near zero if their error is small for what the output typically is.
     """
 
     rtol: float = described("Relative, as in torch.allclose.", minimum=0)
@@ -148,7 +148,7 @@ class CaseParity:
     case: str = described("The golden's case.")
     seed: int = described("Its seed.")
     output: str = described("The output; empty if the case itself failed.")
-    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine and the RMSE.")
+    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine and the error.")
     max_abs: float | None = described("Largest absolute difference from the reference.", None, minimum=0)
     rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", None, minimum=0)
     cosine: float | None = described("Cosine similarity with the reference.", None, minimum=-1.000001, maximum=1.000001)
@@ -162,7 +162,7 @@ class Parity:
     describes where NaN or infinity is lost in the artifact but not in eager; None if that was not tested.
     """
 
-    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine and the RMSE.")
+    verdict: Verdict = described("The verdict; drift passes by the RMSE alone, quantized by the cosine and the error.")
     max_abs: float | None = described("Largest absolute difference from the reference.", minimum=0)
     max_rel: float | None = described("Largest difference relative to the reference.", minimum=0)
     rmse_ratio: float | None = described("RMSE over eager's own RMSE, both against the reference.", minimum=0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from exporter.core.contract_records import Contract
 from exporter.evidence import diagnosis, golden
+from exporter.workers.session import server
 
 
 def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool) -> list[list[int]]:
@@ -25,14 +26,18 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
     return [list(tensor.shape[one_row:]) for tensor in inputs]
 
 
-def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contract) -> list[tuple[str, int]]:
-    """Write the golden's cases that a contract allows as a NumPy `.npz` and return their names and seeds.
+def arrays(
+    channel: socket.socket, golden_path: str, path: str, promised: Contract
+) -> tuple[list[tuple[str, int]], list[float]]:
+    """Write the golden's cases that a contract allows as a NumPy `.npz`.
+
+    Return their names and seeds, and the typical size of each output in the whole golden.
 
     The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager, reference or stored. Of a
     sequence of calls only the first is written, because later calls depend on the artifact's own outputs.
     """
-    found = golden.read(Path(golden_path)).of(promised.precision).cases
-    cases = [case for case in found if not case.step and not diagnosis.outside(case.record.sizes, promised)]
+    whole = golden.read(Path(golden_path)).of(promised.precision)
+    cases = [case for case in whole.cases if not case.step and not diagnosis.outside(case.record.sizes, promised)]
     named = {
         f"{number}.{kind}.{index}": tensor.numpy()
         for number, case in enumerate(cases)
@@ -40,4 +45,5 @@ def arrays(channel: socket.socket, golden_path: str, path: str, promised: Contra
         for index, tensor in enumerate(getattr(case, kind))
     }
     np.savez_compressed(path, **named)
-    return [(case.name, case.record.seed) for case in cases]
+    typical = [one.typical for one in server.Judge(whole, ()).limits]
+    return [(case.name, case.record.seed) for case in cases], typical

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ def limits(tolerance: Tolerance, references: Sequence[Sequence[Array]]) -> list[
 
     References with more than FEW elements do not count and may be empty.
     """
-    return [Limits(**vars(tolerance), typical=_typical(one)) for one in zip(*references, strict=True)]
+    outputs = zip_longest(*references, fillvalue=np.zeros(0))
+    return [Limits(**vars(tolerance), typical=_typical(one)) for one in outputs]
 
 
 @np.errstate(over="ignore")
@@ -155,14 +157,10 @@ def _compare_floats(
     chosen = list(_groups(magnitude))
     groups = [_Group.of(y[one], e[one], r[one], allowed[one], unit) for one in chosen]
     significant = [(one, group.within) for one, group in zip(chosen, groups, strict=True) if not group.cancels]
-    cosine: float | None = min([_cosine(y, r), *(_cosine(y[one], r[one]) for one, _ in significant)])
+    cosine = min([_cosine(y, r), *(_cosine(y[one], r[one]) for one, _ in significant)])
     parts = [slice(None), *(one for one, within in significant if not within)]
-    typical = tolerance.typical if isinstance(tolerance, Limits) and tolerance.min_cosine is not None else 0.0
-    if got.size > FEW or len(groups) > 1 or _rms(r) >= typical:
-        typical = 0.0
-    else:  # near zero by chance, where no relative error says anything
-        cosine = None
-    coarse = _too_coarse([(y[one], r[one]) for one in parts], cosine, tolerance, typical)
+    coarse = _too_coarse([(y[one], r[one]) for one in parts], cosine, tolerance)
+    excused = bool(coarse) and got.size <= FEW and len(groups) == 1 and _is_near_zero(y, r, tolerance)
     verdict: Verdict = "FAIL"
     lost = 0
     if bool((y == e).all()):
@@ -171,8 +169,8 @@ def _compare_floats(
         verdict = "rounding"
     elif all(group.within or group.is_drift(tolerance) for group in groups):
         verdict = "drift"
-    elif tolerance.min_cosine is not None and not coarse:
-        lost = _lost_firsts(got, reference, typical) if _holds_scores(name, got) else 0
+    elif tolerance.min_cosine is not None and (excused or not coarse):
+        lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
     reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
@@ -192,9 +190,9 @@ def _compare_floats(
         rmse=groups[0].rmse,
         eager_rmse=groups[0].eager,
         rmse_ratio=groups[0].rmse / groups[0].eager if groups[0].eager else (1.0 if groups[0].rmse == 0 else None),
-        cosine=cosine,
+        cosine=None if verdict == "quantized" and excused else cosine,
         worst=index,
-        cause="too-coarse" if verdict == "FAIL" and (lost or _below(cosine, tolerance)) else "",
+        cause="too-coarse" if verdict == "FAIL" and (lost or cosine < (tolerance.min_cosine or -1)) else "",
     )
 
 
@@ -259,18 +257,15 @@ def _holds_scores(name: str, values: Array) -> bool:
     return values.ndim > 1 and (name.rpartition(".")[2] == "logits" or (name == "output" and values.ndim == 2))
 
 
-def _lost_firsts(got: Array, reference: Array, typical: float) -> int:
-    """Count the rows whose clear maximum in the reference is no longer the maximum.
-
-    It is clear if it leads by a part of the row's range, or of the output's `typical` size if that is larger.
-    """
+def _lost_firsts(got: Array, reference: Array) -> int:
+    """Count the rows whose clear maximum in the reference is no longer the maximum."""
     rows, wanted = (a.reshape(-1, a.shape[-1]).astype(np.float64) for a in (got, reference))
     sound = np.isfinite(wanted).all(axis=-1)
     rows, wanted = rows[sound], wanted[sound]
     if wanted.shape[-1] < 2 or not wanted.size:
         return 0
     second, first = np.partition(wanted, -2, axis=-1)[:, -2:].T
-    clear = first - second > CLEAR * np.maximum(first - wanted.min(axis=-1), typical)
+    clear = first - second > CLEAR * (first - wanted.min(axis=-1))
     return int((clear & (rows.argmax(axis=-1) != wanted.argmax(axis=-1))).sum())
 
 
@@ -291,31 +286,35 @@ def _cosine(a: Array, b: Array) -> float:
     return cosine if math.isfinite(cosine) else 0.0
 
 
-def _below(cosine: float | None, tolerance: Tolerance) -> bool:
-    return cosine is not None and tolerance.min_cosine is not None and cosine < tolerance.min_cosine
-
-
-def _too_coarse(
-    parts: Sequence[tuple[Array, Array]], cosine: float | None, tolerance: Tolerance, typical: float
-) -> str:
+def _too_coarse(parts: Sequence[tuple[Array, Array]], cosine: float, tolerance: Tolerance) -> str:
     """Return why elements do not pass by their cosine, or "".
 
-    The cosine does not change if all elements are multiplied by a number, so their error is limited too: relative to
-    their size, or to the output's `typical` size if that is larger.
+    The cosine does not change if all elements are multiplied by a number, so their relative error is limited too.
     """
     least = tolerance.min_cosine
     if least is None:
         return ""
-    if _below(cosine, tolerance):
+    if cosine < least:
         return f"cosine {cosine:.4f}, the minimum is {least:g}"
     for got, reference in parts:
-        error, size = _rms(got - reference), max(_rms(reference), typical)
+        error, size = _rms(got - reference), _rms(reference)
         most = (SLACK if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least)) * size
         limit = most + (tolerance.atol + tolerance.rtol * size) / 10
         if not error <= limit:
-            where = "is typically" if typical else "is"
-            return f"error {error:.3g} where the output {where} {size:.3g} (RMS), the maximum is {limit:.3g}"
+            return f"error {error:.3g} where the output is {size:.3g} (RMS), the maximum is {limit:.3g}"
     return ""
+
+
+def _is_near_zero(got: Array, reference: Array, tolerance: Tolerance) -> bool:
+    """Return whether elements are smaller than the output typically is, and their error is small for its typical size.
+
+    A few elements may be near zero by chance, where neither their cosine nor a relative error says anything.
+    """
+    typical, least = tolerance.typical if isinstance(tolerance, Limits) else 0.0, tolerance.min_cosine
+    if least is None or not _rms(reference) < typical:
+        return False
+    most = (1 if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least)) * typical
+    return _rms(got - reference) <= most + (tolerance.atol + tolerance.rtol * typical) / 10
 
 
 def summarize(cases: Sequence[Mapping[str, Any]]) -> Parity:

@@ -59,8 +59,7 @@ def run(
     with contextlib.ExitStack() as stack:
         on_cpu = request.device == "cpu"
         modules, visible = EXPORTING if request.needs_program and on_cpu else (), WITHOUT_GPU if on_cpu else {}
-        # Where there is a driver, importing inductor starts a thread of CUDA, even if no GPU is visible.
-        later = targets.preloads(request.variants) if on_cpu and not environment.has_gpu_driver() else ()
+        later = targets.preloads(request.variants) if _preloads(request) else ()
         zygote = stack.enter_context(start({**SIDE_BY_SIDE, **visible}, modules, later))
         alone = stack.enter_context(start(visible)) if request.bench else zygote
         staging = stack.enter_context(publishing.stage(place or request.out))
@@ -82,6 +81,15 @@ def run(
         made = current.draft.manifest
         replaces = made.passes and (request.replace or not publishing.lost(staging.out, made))
         return made, staging.publish() if replaces else staging.publish_beside(publishing.FAILED)
+
+
+def _preloads(request: Request) -> bool:
+    """Return whether to import what exports need while the model is loaded.
+
+    Where there is a driver for GPUs, importing inductor starts a thread of CUDA, even if no GPU is visible.
+    """
+    limited = request.memory_limit_gb or memory.free() < WARM_UP_BYTES
+    return request.device == "cpu" and not environment.has_gpu_driver() and not limited
 
 
 class _Run:

@@ -334,9 +334,9 @@ def live(name: str) -> LiveTarget:
 
 
 def preloads(variants: Iterable[Variant]) -> tuple[str, ...]:
-    """Return what the exports to these variants import or call first, cheapest exports last."""
+    """Return the groups of what the exports to these variants import or call first, cheapest exports last."""
     exported = sorted((v for v in variants if not is_live(v)), key=lambda v: facts(v.target).cost, reverse=True)
-    return tuple(dict.fromkeys(what for variant in exported for what in facts(variant.target).preloads))
+    return tuple(dict.fromkeys(",".join(found) for v in exported if (found := facts(v.target).preloads)))
 
 
 def native_suffixes() -> list[str]:

@@ -111,8 +111,9 @@ class Facts:
     # What the first export on a machine has to do for all later ones, given the variant's Options. It runs while the
     # model is loaded. If it fails, the export does it.
     warm_up: Callable[[Any], None] | None = None
-    # What exports import slowly (`module`), or call (`module:function`). On a machine without a GPU, the process that
-    # jobs are forked from does so while the model is loaded. It must start no thread. What fails is left to the export.
+    # What exports import slowly (`module`), or call (`module:function`). On a machine without a driver for GPUs, the
+    # process that jobs are forked from does so while the model is loaded, in order and up to the first that fails. It
+    # must start no thread.
     preloads: tuple[str, ...] = ()
     # For comparing two builds of an artifact beyond their bytes: returns the computation as bytes, without weights and
     # notes, and the weights in order as (name, NumPy array). Raises ArtifactError if the file cannot be read.

@@ -179,7 +179,7 @@ class Zygote:
     """The process that jobs are forked from. A context manager: leaving it ends every job.
 
     `environment` is added to every job's environment. torch, the code of the jobs and `modules` are imported before
-    jobs start. What is given as `later` (`module` or `module:function`) is prepared while it waits for jobs to start.
+    jobs start. The groups `later` (see `exporter.workers.forkserver`) are prepared while it waits for further jobs.
     Thread-safe.
     """
 
@@ -197,6 +197,7 @@ class Zygote:
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # modules may print when they are imported
                 stderr=subprocess.PIPE,
                 env={**os.environ, **self.environment},
             )
@@ -258,7 +259,7 @@ class Zygote:
         for child in self._children:
             child.kill()
         self._control.close()
-        self._process.terminate()  # it would only notice after an import; its supervisors end with it
+        self._process.terminate()  # it may be importing; its supervisors end with it
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -1,11 +1,11 @@
 """The fork server (zygote): it imports torch once and forks a child for each job, so jobs start without the import.
 
-Run as `python -m exporter.workers.forkserver FD MODULE... -- WHAT...`; FD is a Unix socket, and the modules are
-imported after torch. Once it has served a request, the server uses the time until the next one for what follows the
-dashes, one at a time: it imports `module`, or calls `module:function`. Each request is a pickled (function, arguments)
-from our own parent process, with the descriptors of a socket and of a log. The server forks a supervisor for each
-request. The supervisor leads its own process group, forks the job, waits for it, and sends its exit code as the last
-message on the socket.
+Run as `python -m exporter.workers.forkserver FD MODULE... -- GROUP...`; FD is a Unix socket, and the modules are
+imported after torch. Once it has served a request, the server uses the time until the next one for the groups. A group
+is `module` or `module:function`, to import or to call, or several with commas between them, of which each needs the one
+before. Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket
+and of a log. The server forks a supervisor for each request. The supervisor leads its own process group, forks the job,
+waits for it, and sends its exit code as the last message on the socket.
 
 The server never starts a thread and never touches CUDA: both would break in its children.
 """
@@ -35,6 +35,7 @@ from exporter.core.errors import ExporterError
 BACKLOG = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IDLE_S = 0.1  # without a request, before the server prepares more: the first requests of a run come one after another
+TRIAL_S = 10.0  # for a part that a child tries
 LONGEST = 100_000  # limit of an error message, in characters
 _dumps, _loads = pickle.dumps, pickle.loads  # saved before a recipe can patch them
 _job = 0  # pid of the process that runs the job; 0 in processes without one
@@ -56,35 +57,64 @@ def serve(control: socket.socket, modules: Sequence[str], later: Sequence[str] =
     attend(control, later)
 
 
-def _prepare(what: str) -> None:
-    """Import `module`, or call `module:function`, for all children. If that fails, it is left to them."""
+def _prepare(what: str) -> bool:
+    """Import `module`, or call `module:function`, for all children; return whether that worked."""
     module, _, function = what.partition(":")
-    with contextlib.suppress(Exception):
+    try:
         found = importlib.import_module(module)
         if function:
             getattr(found, function)()
+    except BaseException:  # even SystemExit: it is left to the children
+        return False
+    return True
 
 
-def _is_safe(what: str) -> bool:
-    """Return whether a module can be imported without a crash; of other packages than ours and torch, a child tries it.
+def _prepare_later(group: str, control: socket.socket) -> None:
+    """Prepare a group's parts in order, for all children, up to the first that fails."""
+    gc.disable()
+    for what in group.split(","):
+        if not (_is_safe(what, control) and _prepare(what)):
+            break
+    gc.freeze()
+    gc.enable()
 
-    If it crashed here, no further job could start.
+
+def _is_safe(what: str, control: socket.socket) -> bool:
+    """Return whether this process survives a part, and has one thread afterwards.
+
+    A child tries it, unless it is torch's or ours: if this process crashed, no further job could start.
     """
-    module = what.partition(":")[0]
-    if module.partition(".")[0] in ("torch", "exporter"):
+    if what.partition(".")[0] in ("torch", "exporter"):
         return True
     pid = os.fork()
     if pid == 0:
+        safe = False
         with contextlib.suppress(BaseException):
-            importlib.import_module(module)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1] == 0
+            _end_with_parent(signal.SIGKILL)
+            control.close()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            safe = _prepare(what) and len(list(Path("/proc/self/task").iterdir())) == 1
+        os._exit(not safe)
+    for _ in range(int(TRIAL_S / 0.01)):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def _end_with_parent(number: int) -> None:
+    """Let the kernel send this process a signal when its parent ends; on Linux only."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
     """Send "ready", then fork a supervisor for each request. Children share this process's memory.
 
-    While there is no request, prepare what comes `later`. The process must have a single thread.
+    While there is no request, prepare a group of what comes `later`. The process must have a single thread.
     """
     gc.freeze()
     supervisors: list[int] = []
@@ -92,19 +122,15 @@ def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
     control.sendall(b"ready")
     while True:
         while waiting and supervisors and not select.select([control], [], [], IDLE_S)[0]:
-            if _is_safe(what := waiting.pop(0)):
-                gc.disable()
-                _prepare(what)
-                gc.freeze()
-                gc.enable()
+            _prepare_later(waiting.pop(0), control)
         request, descriptors, _, _ = socket.recv_fds(control, BACKLOG, 2)
         if not request:
             break
         supervisors = [pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0] == 0]
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
             control.close()
-            _supervise(request, *descriptors)
+            _supervise(request, server, *descriptors)
         supervisors.append(pid)
         with contextlib.suppress(OSError):  # the group must exist before the parent gets its id
             os.setpgid(pid, pid)
@@ -116,13 +142,15 @@ def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _supervise(request: bytes, channel_fd: int, log_fd: int) -> None:
+def _supervise(request: bytes, server: int, channel_fd: int, log_fd: int) -> None:
     os.setpgid(0, 0)
     os.dup2(log_fd, 2)  # a job that outlives the server must not hold the stderr that the parent reads to its end
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: _end_all())
-    with contextlib.suppress(AttributeError):  # Linux: if the server is killed, its jobs end too
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _end_with_parent(signal.SIGTERM)
+    if os.getppid() != server:  # it ended before
+        os._exit(0)
+    with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts daemons that start their own session
     pid = os.fork()
     if pid == 0:

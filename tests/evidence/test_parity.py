@@ -214,13 +214,20 @@ def test_few_elements_near_zero_are_judged_by_the_typical_size() -> None:
     found = judged([[-0.1]], [[0.1]], 2)
     assert (found.verdict, found.cosine, found.cause) == ("quantized", None, "")
     assert judged([[0.69]], [[0.1]], 2).verdict == "quantized"
-    reason = "error 0.61 where the output is typically 2 (RMS), the maximum is 0.6"
-    assert judged([[0.71]], [[0.1]], 2).reason == reason
+    assert judged([[0.71]], [[0.1]], 2).reason == "error 0.61 where the output is 0.1 (RMS), the maximum is 0.03"
+    failed = judged([[-0.6]], [[0.1]], 2)
+    assert (failed.verdict, failed.cosine, failed.cause) == ("FAIL", -1, "too-coarse")
     assert judged([[0.14]], [[0.1]], 0.05).verdict == "FAIL", "larger than typical: its own size counts"
+    assert judged([0.1, -0.1], [0.1, 0.1], 2).verdict == "quantized"
+    assert judged([0.1, -0.1], [0.1, 0.1], 1).verdict == "FAIL", "for several elements the limit is a third"
     assert judged([-0.1] * 9, [0.1] * 9, 2).verdict == "FAIL", "not few"
-    scores, flipped = [[0.02, 0.0]], [[0.0, 0.02]]
-    assert judged(flipped, scores, 1, "logits").verdict == "quantized"
-    assert judged(flipped, scores, 0.1, "logits").verdict == "FAIL", "it leads by more than a tenth of that"
+    assert judged([1.05], [1.0], 2).cosine == pytest.approx(1), "passes without the typical size"
+
+
+def test_a_winner_counts_if_few_elements_are_below_their_typical_size() -> None:
+    scores = np.array([[10.0, 10.5]], np.float32)
+    found = compare("logits", scores[:, ::-1], scores, scores.astype(float), Limits(1e-4, 1e-5, 2.0, 0.995, 11.0), F32)
+    assert (found.verdict, found.reason) == ("FAIL", "rows whose clear winner changed: 1")
 
 
 def test_squares_that_overflow_are_never_quantized() -> None:

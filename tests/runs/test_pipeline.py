@@ -387,6 +387,6 @@ def test_what_exports_need_is_preloaded_without_a_gpu(
     monkeypatch.setattr("exporter.core.environment.has_gpu_driver", lambda: driver)
     with pytest.raises(JobError, match="not started"):
         pipeline.run(request_for("tiny:pair", tmp_path / "bundle", "trace,onnx,compile,compile:default"))
-    own = (*targets.facts("compile").preloads, *targets.facts("onnx").preloads)
+    own = tuple(",".join(targets.facts(name).preloads) for name in ("compile", "onnx"))
     assert started == [() if driver else own]
     assert own[0] == "torch._inductor.compile_fx"

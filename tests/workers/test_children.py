@@ -330,15 +330,22 @@ def test_a_preloaded_module_that_cannot_be_imported(tmp_path: Path) -> None:
 
 
 def test_a_zygote_prepares_more_while_it_waits(tmp_path: Path) -> None:
-    """Not before its first job. What fails or crashes is left to the jobs."""
-    text = "import sys\ndef act(): sys.modules['acted'] = sys\ndef fail(): raise OSError"
+    """Not before its first job. A group ends with what fails, crashes, exits or starts a thread in a child."""
+    text = "import sys\ndef act(): sys.modules['acted'] = sys\ndef wrong(): sys.modules['wrong'] = sys"
     (tmp_path / "prepared.py").write_text(text)
     (tmp_path / "crashing.py").write_text("import os\nos.abort()")
-    later = ("nowhere", "crashing", "prepared:fail", "prepared:nothing", "prepared:act")
+    (tmp_path / "exiting.py").write_text("import sys\nsys.exit()")
+    (tmp_path / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()"
+    )
+    bad = ("nowhere", "crashing", "exiting", "threads", "prepared:nothing", "torch.nowhere")
+    later = (*(f"{one},prepared:wrong" for one in bad), "sys,prepared:act")
 
     def acted() -> bool:
         time.sleep(0.3)  # it prepares nothing while requests come
-        return "acted" in zygote.run("a job", "support.jobs:modules", {}, tmp_path / "log", 60)
+        found = zygote.run("a job", "support.jobs:modules", {}, tmp_path / "log", 60)
+        assert not {"wrong", "threads", "exiting"} & set(found)
+        return "acted" in found
 
     with Zygote({"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}, later=later) as zygote:
         assert not acted()
