@@ -356,6 +356,18 @@ class Commands(unittest.TestCase):
             refused = [case.get("refused", "") for case in json.loads(call("verify", *words).stdout)["cases"]]
             self.assertEqual(["dtype float64" in text for text in refused], [False, True, True, False, False, False])
 
+    def test_verify_judges_a_small_value_by_the_typical_size(self) -> None:
+        """With a cosine as in int8: the value is 5.98, and the median of all cases' values is 7.61."""
+        golden = goldens.load(FIXTURES / "golden_carry.safetensors")
+        golden["tolerance"]["min_cosine"] = 0.995
+        for wanted, verdict in ((4.3, "quantized"), (3.6, "FAIL")):
+            for kind in ("eager", "reference"):
+                golden["cases"][0][kind][0].fill_(wanted)
+            goldens.save(golden, self.directory / "golden.safetensors")
+            words = [FIXTURES / "carry.pt", "--golden", self.directory / "golden.safetensors", "--json"]
+            cases = json.loads(call("verify", *words).stdout)["cases"]
+            self.assertEqual(cases[0]["outputs"][0]["verdict"], verdict)
+
     def test_verify_stops_a_sequence_at_a_failed_step(self) -> None:
         first = goldens.load(FIXTURES / "golden_carry.safetensors")["cases"][0]
         golden = goldens.load(FIXTURES / "golden_carry.safetensors")

@@ -382,3 +382,16 @@ def test_a_native_session_that_crashed_between_requests(native) -> None:
     session._process.wait()
     with pytest.raises(JobError, match="ended with exit code 0"):
         session.time(1)
+
+
+def test_a_small_value_is_judged_by_the_typical_size_of_its_output() -> None:
+    values = [torch.tensor([v]) for v in (0.1, 2.0, -2.0, 3.0)]
+    cases = tuple(Case(CaseRecord(f"case {v.item():g}"), (v,), (v,), (v.double(),)) for v in values)
+
+    def judged(got: float, tolerance: Tolerance) -> str:
+        (found,) = server.Judge(Golden(cases, tolerance), ("y",)).compare((torch.tensor([got]),), cases[0])
+        return found.verdict
+
+    coarse = Tolerance(1e-4, 1e-5, 2.0, min_cosine=0.995)
+    assert [judged(got, coarse) for got in (-0.4, -0.6)] == ["quantized", "FAIL"]
+    assert judged(-0.4, Tolerance(1e-4, 1e-5, 2.0)) == "FAIL"
