@@ -250,8 +250,7 @@ bool is_near_zero(const Sums& sums, std::int64_t size, const Tolerance& toleranc
   const Group& group = sums.all;
   if (!tolerance.min_cosine || size > kFew || sums.groups.size() != 1) return false;
   if (!(group.reference_rms() < tolerance.typical)) return false;
-  const double most = (group.count > 1 ? 1 : kAlone) * std::sqrt(2 * (1 - *tolerance.min_cosine)) *
-                      tolerance.typical;
+  const double most = std::sqrt(2 * (1 - *tolerance.min_cosine)) * tolerance.typical;
   return group.rmse() <= most + (tolerance.atol + tolerance.rtol * tolerance.typical) / 10;
 }
 

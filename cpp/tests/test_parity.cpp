@@ -320,17 +320,17 @@ TEST_CASE("few elements near zero") {
   };
   const at::Tensor one = at::full({1, 1}, 0.1f);
   CHECK(judged(-one, one, 0).reason == "cosine -1.0000, the minimum is 0.995");
-  CHECK(judged(-one, one, 2).verdict == Verdict::quantized);
-  CHECK(!judged(-one, one, 2).cosine);
-  CHECK(judged(one + 0.59, one, 2).verdict == Verdict::quantized);
-  CHECK(judged(one + 0.61, one, 2).reason ==
-        "error 0.61 where the output is 0.1 (RMS), the maximum is 0.03");
-  CHECK(judged(one - 0.7, one, 2).cause == "too-coarse");
+  CHECK(judged(-one, one, 2.1).verdict == Verdict::quantized);
+  CHECK(!judged(-one, one, 2.1).cosine);
+  CHECK(judged(one + 0.19, one, 2).verdict == Verdict::quantized);
+  CHECK(judged(one + 0.21, one, 2).reason ==
+        "error 0.21 where the output is 0.1 (RMS), the maximum is 0.03");
+  CHECK(judged(one - 0.3, one, 2).cause == "too-coarse");
   CHECK(judged(one * 1.4, one, 0.05).verdict == Verdict::fail);  // larger than typical
   const at::Tensor two = at::full({2}, 0.1f);
   const at::Tensor opposed = at::tensor({0.1f, -0.1f});
   CHECK(judged(opposed, two, 2).verdict == Verdict::quantized);
-  CHECK(judged(opposed, two, 1).verdict == Verdict::fail);  // for several, the limit is a third
+  CHECK(judged(opposed, two, 1).verdict == Verdict::fail);
   CHECK(judged(-at::full({9}, 0.1f), at::full({9}, 0.1f), 2).verdict == Verdict::fail);  // not few
   const at::Tensor scores = at::tensor({10.0f, 10.5f}).reshape({1, 2});
   CHECK(judged(scores.flip(1), scores, 11).reason == "rows whose clear winner changed: 1");

@@ -313,7 +313,7 @@ def _is_near_zero(got: Array, reference: Array, tolerance: Tolerance) -> bool:
     typical, least = tolerance.typical if isinstance(tolerance, Limits) else 0.0, tolerance.min_cosine
     if least is None or not _rms(reference) < typical:
         return False
-    most = (1 if got.size > 1 else ALONE) * math.sqrt(2 * (1 - least)) * typical
+    most = math.sqrt(2 * (1 - least)) * typical
     return _rms(got - reference) <= most + (tolerance.atol + tolerance.rtol * typical) / 10
 
 

@@ -182,6 +182,13 @@ def _find(cases: Sequence[goldens.Case], name: str) -> goldens.Case:
     raise UsageError(f"the golden has no case {name!r}")
 
 
+def limits(golden: goldens.Golden) -> list[parity.Limits]:
+    """Return the tolerance of each output of a golden."""
+    references = [case.reference for case in golden.cases]
+    few = [[_array(r) if r.numel() <= parity.FEW else NOT_FEW for r in one] for one in references]
+    return parity.limits(golden.tolerance, few)
+
+
 @dataclass(frozen=True)
 class Judge:
     """A golden with the names of its outputs, and the contract to enforce on its inputs, if any."""
@@ -193,9 +200,7 @@ class Judge:
     @functools.cached_property
     def limits(self) -> list[parity.Limits]:
         """Return the tolerance of each output."""
-        references = [case.reference for case in self.golden.cases]
-        few = [[_array(r) if r.numel() <= parity.FEW else NOT_FEW for r in one] for one in references]
-        return parity.limits(self.golden.tolerance, few)
+        return limits(self.golden)
 
     def enforce(self, case: goldens.Case) -> None:
         """Raise ContractError if the contract refuses the case's inputs."""
