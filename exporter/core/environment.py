@@ -57,6 +57,15 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(found.get("flags", found.get("Features", "")).split())
 
 
+def adds_bytes_exactly() -> bool:
+    """Return whether the CPU's products of 8-bit integers are added without saturation.
+
+    On x86 CPUs without VNNI, libraries add two of them in 16 bits.
+    """
+    exact = ("avx512_vnni", "avx_vnni", "amx_int8")
+    return platform.machine() not in ("x86_64", "AMD64") or any(flag in cpu_flags() for flag in exact)
+
+
 def _cpuinfo() -> dict[str, str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()

@@ -14,7 +14,7 @@ from pathlib import Path
 from exporter import targets
 from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
-from exporter.core import environment, filesystem
+from exporter.core import causes, environment, filesystem
 from exporter.core.errors import ArtifactError
 from exporter.core.option import pick
 from exporter.core.progress import Listener
@@ -115,7 +115,17 @@ class _Recheck:
             record = replace(record, untimed="there is not enough memory to keep it open with the others")
         openers = session_checks.openers(self.zygote, self.place, record, self.options, log, self.how.timeout)
         results = self.sessions.judge(record, self.manifest.golden, openers, record.name if keep else "")
-        return plan.explain(session_checks.conclude(record, results))
+        return plan.explain(self._explained(session_checks.conclude(record, results)))
+
+    def _explained(self, record: VariantRecord) -> VariantRecord:
+        """Blame the CPU if it adds products in int8 less exactly than the one that the variant was exported on."""
+        portable = self.manifest.request is not None and self.manifest.request.portable
+        here = environment.cpu_name() == self.manifest.environment.get("cpu") or environment.adds_bytes_exactly()
+        if record.cause != "too-coarse" or record.target != "onnx" or not record.quantized or portable or here:
+            return record
+        cause = causes.named("saturated")
+        reason = f"{cause.sentence}: {record.reason}"
+        return replace(record, reason=reason, remedy=cause.remedy, cause=cause.name)
 
     def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
         """Return the manifest with timings of the variants that passed.

@@ -63,7 +63,8 @@ class Request(RunSettings, SizeSettings):
             raise UsageError("--fullgraph applies only to variants compiled just in time", remedy)
         if self.portable and not any(targets.is_portable(v) for v in self.variants):
             raise UsageError(
-                "--portable applies only to the packages of the compile target", "remove it, or add the target compile"
+                "--portable applies only to packages of compile and to ONNX models in int8",
+                "remove it, or add the target compile",
             )
         if self.inductor and not any(v.target == "compile" for v in self.variants):
             raise UsageError("--inductor applies only to the compile target", "remove it, or add the target compile")

@@ -321,8 +321,10 @@ def is_native(name: str) -> bool:
 
 
 def is_portable(variant: Variant) -> bool:
-    """Return whether the variant follows --portable, that is, holds machine code that can be made portable."""
-    return facts(variant.target).portable and not is_live(variant)
+    """Return whether the variant follows --portable, that is, can be made for other CPUs than this one."""
+    known = facts(variant.target)
+    fits = known.portable_precisions is None or variant.base in known.portable_precisions
+    return known.portable and fits and not is_live(variant)
 
 
 def live(name: str) -> LiveTarget:

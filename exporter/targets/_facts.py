@@ -85,7 +85,8 @@ class Facts:
     assumes: tuple[str, ...] = ("graph", "guards", "code")  # which narrowings of the program apply to its artifacts
     live_precisions: tuple[str, ...] | None = None  # of variants compiled just in time; None: those of the target
     cost: int = 1  # rough export time relative to trace; the slowest export starts first
-    portable: bool = False  # whether its artifacts hold machine code that follows Options.portable
+    portable: bool = False  # whether its artifacts follow Options.portable
+    portable_precisions: tuple[str, ...] | None = None  # the only precisions in which they do; None: all
     portability: int = 5  # rank for the goal `portability`: 0 is the most portable
     before_python: tuple[int, int] | None = None  # the first version of Python that it does not support
     companions: tuple[str, ...] = ()  # suffixes that companion files add to the artifact's name, such as .data

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from exporter.model.tensors import Tensors
+    from exporter.targets import Options
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators inductor compiles itself
@@ -25,6 +26,14 @@ COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators ind
 
 class NothingToQuantize(ExportError):
     """torchao found no layer in an exported graph, perhaps because the graph lacks metadata."""
+
+
+def narrow(options: Options) -> bool:
+    """Return whether one factor of each product has to take 7 bits, for this CPU or those of a portable artifact.
+
+    An x86 CPU without VNNI adds two products in 16 bits, which 255 * 127 * 2 would overflow.
+    """
+    return options.portable or not environment.adds_bytes_exactly()
 
 
 def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn.Module, str]:
@@ -68,8 +77,7 @@ def pt2e(
     """Quantize the module of an exported program for inductor on x86, with torchao's PT2E; export the result again.
 
     The range of each layer's inputs is calibrated with `examples`: finding it at each call is slower and no more
-    accurate. With `narrow`, inputs take 7 bits: a CPU without VNNI adds two products in 16 bits, which 8-bit inputs
-    would overflow. The layers in `kept` stay as they are.
+    accurate. With `narrow`, inputs take 7 bits. The layers in `kept` stay as they are.
 
     Raise MissingDependency without torchao, NothingToQuantize if there is nothing to quantize, and ValueError or
     IndexError if the graph has to be exported strictly; with torch 2.11, that is NothingToQuantize too.
@@ -128,11 +136,14 @@ def _require_torchao() -> None:
         raise MissingDependency("compile@int8 needs torchao, which is not installed", "pip install torchao")
 
 
-def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Sequence[str] = ()) -> str:
+def onnx(
+    path: Path, names: Sequence[str], examples: Sequence[Tensors], narrow: bool = False, kept: Sequence[str] = ()
+) -> str:
     """Quantize the model at `path` in place with onnxruntime.quantization; return "static" or "dynamic".
 
     The file must contain the weights. A model with convolutions is quantized statically, in QDQ form, with activations
-    calibrated with `examples`; any other is quantized dynamically. The layers in `kept` stay as they are.
+    calibrated with `examples`; any other is quantized dynamically. With `narrow`, weights take 7 bits. The layers in
+    `kept` stay as they are.
     """
     import onnx as library
     from onnxruntime import quantization as ort
@@ -150,7 +161,12 @@ def onnx(path: Path, names: Sequence[str], examples: Sequence[Tensors], kept: Se
             "choose compile@int8",
         )
     left += [f"{name}_MatMul" for name in left]  # what onnxruntime calls the product of a Gemm node
-    common: dict[str, Any] = {"per_channel": True, "weight_type": ort.QuantType.QInt8, "nodes_to_exclude": left}
+    common: dict[str, Any] = {
+        "per_channel": True,
+        "reduce_range": narrow,
+        "weight_type": ort.QuantType.QInt8,
+        "nodes_to_exclude": left,
+    }
     if convolves:
         ort.quantize_static(model, str(made), _Reader(names, examples), activation_type=ort.QuantType.QUInt8, **common)
     else:

@@ -237,7 +237,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
         if options.keep_float:
             layer_names.require_known(program.module, options.keep_float)
         whole = program.exported.module(check_guards=False)
-        quantized = _int8.pt2e(whole, program.samples, options.portable, options.keep_float)
+        quantized = _int8.pt2e(whole, program.samples, _int8.narrow(options), options.keep_float)
     except (ValueError, IndexError, _int8.NothingToQuantize) as error:  # perhaps it lacks what a strict export records
         try:
             graph = capture.export_program(program.module, program.example, program.function, strict=True)
@@ -245,7 +245,8 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
             if isinstance(error, _int8.NothingToQuantize):
                 raise error from None
             raise
-        quantized = _int8.pt2e(graph.module(check_guards=False), program.samples, options.portable, options.keep_float)
+        whole = graph.module(check_guards=False)
+        quantized = _int8.pt2e(whole, program.samples, _int8.narrow(options), options.keep_float)
     return program.capture(quantized)
 
 

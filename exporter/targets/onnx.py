@@ -65,11 +65,15 @@ libraries = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 modules = ("onnx", "onnxscript", "onnxruntime")
 preloads = ("onnx", "torch.onnx._internal.exporter._core", f"{__name__}:preload_translations")
 question = "torch.onnx: operators without a translation"
+portable = True
+portable_precisions = ("int8",)
 portability = 1
 export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"
 triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
 ONE_FILE_BYTES = 1.5e9  # protobuf's limit is 2 GB
+NARROW = "weights of 7 bits, so that sums do not saturate on x86 CPUs without VNNI"
+WIDE = "on x86 CPUs without VNNI, sums may saturate: use --portable for those"
 DYNAMO = "from the exported program"
 OLDER = "from a trace, by torch's older exporter, because the newer one fails"
 
@@ -115,7 +119,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         made.save(str(path), external_data=True)
     else:
         _onnx_file.save(made.model, path)
-    notes = (_quantize(program, path, size, options.keep_float),) if options.precision == "int8" else ()
+    notes = _quantize(program, path, size, options) if options.precision == "int8" else ()
     if notes or size > ONE_FILE_BYTES:
         onnx.checker.check_model(str(path))
     companions = (companion,) if (path.parent / companion).is_file() else ()
@@ -147,16 +151,18 @@ def _require_real(function: Contract) -> None:
             raise ExportError(f"{spec.name} is {spec.dtype}", blame=Blame("complex-numbers"))
 
 
-def _quantize(program: Program, path: Path, size: int, kept: tuple[str, ...]) -> str:
+def _quantize(program: Program, path: Path, size: int, options: Options) -> tuple[str, ...]:
+    """Quantize the model at `path` in place. Return notes on how."""
     if size > ONE_FILE_BYTES:
         raise ExportError("onnxruntime quantizes only models below 2 GB", "choose onnx@fp16, or compile@int8")
     from exporter.targets import _int8
 
+    kept, narrow = options.keep_float, _int8.narrow(options)
     if kept:
         layer_names.require_known(program.module, kept)
-    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples, kept)
+    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples, narrow, kept)
     found = program.calibration if how == "static" else "activation ranges computed at each call"
-    return f"{how} int8 by onnxruntime, {found}"
+    return f"{how} int8 by onnxruntime, {found}", NARROW if narrow else WIDE
 
 
 def _export_entries(program: Program, path: Path, options: Options) -> Exported:

@@ -44,7 +44,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([f"{MLP}", "--batch", "2,9"], ["9 is outside the range of batch, 1 to 8", "give --size batch=2..9"]),
         (
             [f"{MLP}", "--targets", "trace", "--portable"],
-            ["--portable applies only to the packages", "add the target compile"],
+            ["--portable applies only to packages", "add the target compile"],
         ),
         ([f"{MLP}", "--targets", "trace", "--inductor", "freezing=False"], ["--inductor applies only to the compile"]),
         (

@@ -604,6 +604,7 @@ FOUND: dict[str, dict[str, str]] = {
     "size-dependent": {},
     "unsteady": {"why": "the model draws random numbers"},
     "too-coarse": {},
+    "saturated": {},
     "not-a-number": {},
     "killed": {},
     "operator-not-in-torchscript": {"op": "aten.flex"},

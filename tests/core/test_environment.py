@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,24 @@ def test_the_widest_instruction_set(monkeypatch: pytest.MonkeyPatch, flags: str,
     assert environment.isa() == isa
     assert environment.cpu_flags() == set(flags.split())
     assert environment.cpu_name() == "A CPU"
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "exact"),
+    [
+        ("x86_64", "avx2 avx512f avx512_vnni", True),
+        ("x86_64", "avx2 avx_vnni", True),
+        ("x86_64", "avx2 avx512f", False),
+        ("x86_64", "", False),
+        ("aarch64", "asimd", True),
+    ],
+)
+def test_whether_bytes_are_added_exactly(
+    monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, exact: bool
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(environment, "_cpuinfo", lambda: {"flags": flags})
+    assert environment.adds_bytes_exactly() == exact
 
 
 def test_a_machine_without_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:

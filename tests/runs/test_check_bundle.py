@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.commands import NATIVE, Cli, republish
 
 from exporter.bundle import layout
 from exporter.bundle.layout import read_manifest
+from exporter.core import environment
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord
@@ -52,6 +54,26 @@ def test_a_variant_that_fails_in_one_language_is_reported_once(
     )
     assert [(r.name, r.status) for r in heard.records] == [(v.name, "failed") for v in manifest.variants]
     assert all("python" in r.timings for r in heard.records)
+
+
+@pytest.mark.parametrize(("cpu", "exact", "cause"), [
+    ("another", False, "saturated"), ("another", True, "too-coarse"), (environment.cpu_name(), False, "too-coarse"),
+])  # fmt: skip
+def test_int8_that_saturates_on_this_cpu_is_blamed_on_it(
+    bundle: Path, lent_zygote: None, monkeypatch: pytest.MonkeyPatch, cpu: str, exact: bool, cause: str
+) -> None:
+    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: exact)
+    manifest = layout.read_manifest(bundle)
+    (made,) = [row for row in manifest.variants if row.name == "onnx"]
+    coarse = replace(made, name="onnx@int8", contract=replace(made.contract, precision="int8"), status="failed",
+                     cause="too-coarse", reason="cosine 0.9", remedy="keep layers in float32")  # fmt: skip
+    monkeypatch.setattr(session_checks, "conclude", lambda record, results: coarse)
+    manifest = replace(manifest, variants=(made,), environment=manifest.environment | {"cpu": cpu})
+    monkeypatch.setattr(layout, "read_manifest", lambda place: manifest)
+    (row,) = check_bundle.run(bundle, check_bundle.CheckOptions(threads=1, timeout=120), Heard()).variants
+    assert row.cause == cause
+    assert ("--portable" in row.remedy) == (cause == "saturated")
+    assert row.reason.endswith("cosine 0.9")
 
 
 def test_a_bundle_of_an_earlier_release(bundle: Path, cli: Cli) -> None:

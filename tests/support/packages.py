@@ -6,9 +6,17 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from exporter.core import environment
 from exporter.targets import _objects
+
+
+def require_vectors(bits: int) -> None:
+    """Skip the test if the CPU lacks vectors of this width."""
+    if bits == 512 and "avx512f" not in environment.cpu_flags():
+        pytest.skip("this CPU lacks AVX-512")
 
 
 def build(program: Any, path: Path, **settings: object) -> Path:

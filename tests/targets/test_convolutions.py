@@ -9,6 +9,7 @@ import torch
 from support import packages
 from torch import nn
 
+from exporter.core import environment
 from exporter.targets import _convolutions, _int8
 
 
@@ -74,7 +75,7 @@ def test_int8_weights_of_dynamic_sizes_are_packed_for_the_example(
     x, sizes = torch.randn(2, 32, 9, 9), {0: torch.export.Dim("batch", max=16)}
     with torch.no_grad(), _convolutions.packing():
         graph = torch.export.export(net, (x,), dynamic_shapes=(sizes,)).module(check_guards=False)
-        quantized = _int8.pt2e(graph, [(x,)])
+        quantized = _int8.pt2e(graph, [(x,)], narrow=not environment.adds_bytes_exactly())
         program = torch.export.export(quantized, (x,), dynamic_shapes=((sizes,),))
         path = packages.build(program, tmp_path / "net.pt2", freezing=True)
         assert found == [2]

@@ -28,6 +28,7 @@ from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.targets import Options, Variant, _int8
 from exporter.targets import compile as compiled
+from exporter.targets import onnx as onnx_target
 
 
 class Scaled(torch.nn.Module):
@@ -198,6 +199,37 @@ def test_int8_by_trace_and_onnx(run: Run) -> None:
     assert found["trace@int8"].parity.verdict in ("quantized", "drift", "rounding")
     assert any("linear layers in int8" in note for note in found["trace@int8"].notes)
     assert found["trace@int8"].parity.max_abs > 1e-4, "it computes in int8"
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_onnx_in_int8_for_cpus_whose_sums_saturate(
+    narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two products of 8 and 7 bits fit into the 16 bits in which an x86 CPU without VNNI adds them."""
+    import onnx
+
+    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: not narrow)
+    x = torch.randn(3, 64)
+    module = FlatModule(torch.nn.Linear(64, 32), flatten_inputs(torch.nn.Linear(64, 32), {"input": x})).eval()
+    spec = TensorSpec("input", "float32", ("batch", 64))
+    promise = Contract("linear", (spec,), (TensorSpec("output", "float32", ("batch", 32)),), {"batch": Range(1, 8)})
+    program = Program(promise, "cpu", lambda: module, lambda: (x,), None)
+    made = targets.get("onnx").export(program, tmp_path / "model.onnx", Options(precision="int8"))
+    weights = [onnx.numpy_helper.to_array(one) for one in onnx.load(tmp_path / "model.onnx").graph.initializer]
+    largest = max(int(abs(one.astype(int)).max()) for one in weights if one.dtype == "int8" and one.ndim == 2)
+    assert (largest <= 64) == narrow
+    assert (made.notes[-1] == onnx_target.NARROW) == narrow
+    assert (made.notes[-1] == onnx_target.WIDE) != narrow
+
+
+def test_portable_packages_and_models_in_int8_are_for_cpus_whose_sums_saturate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: True)
+    assert [_int8.narrow(Options(portable=portable)) for portable in (False, True)] == [False, True]
+    follow = [name for name in ("compile", "compile@int8", "onnx", "onnx@int8", "onnx@int8+fp32:a", "trace@int8")
+              if targets.is_portable(*targets.parse(name))]  # fmt: skip
+    assert follow == ["compile", "compile@int8", "onnx@int8", "onnx@int8+fp32:a"]
 
 
 def test_named_layers_stay_in_float(run: Run) -> None:

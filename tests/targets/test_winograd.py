@@ -75,6 +75,7 @@ def test_every_size_is_right(bits: int, tmp_path: Path) -> None:
         2: torch.export.Dim("h", min=6, max=64),
         3: torch.export.Dim("w", max=64),
     }
+    packages.require_vectors(bits)
     made = package(module, tmp_path, torch.randn(2, 32, 17, 20), sizes, **{"cpp.simdlen": bits})
     assert calls(made) == 6
     for size in ((2, 32, 17, 20), (1, 32, 6, 3), (3, 32, 9, 64), (16, 32, 33, 31), (1, 32, 7, 2)):
@@ -157,9 +158,11 @@ def test_filters_are_stored_once(pixels: int, expected: list[str], dynamic: bool
     module, x = Shared((64, 64)).eval(), torch.randn(2, 64, pixels, pixels)
     made = package(module, tmp_path, x, {0: torch.export.Dim("n", max=8)} if dynamic else None)
     check(made, module, x)
-    sizes = {64 * 64 * 9 * 4: "plain", 64 * 64 * 16 * 4: "transformed"}
+    plain, transformed = 64 * 64 * 9 * 4, 64 * 64 * 16 * 4
+    kinds = dict.fromkeys((plain, plain // 64 * 72), "plain")  # oneDNN pads the channels to 72 for AVX2
+    kinds[transformed] = "transformed"
     found = re.findall(r"constants_info_\[\d+\]\.data_size = (\d+);", packages.sources(made))
-    assert sorted(sizes[int(size)] for size in found if int(size) > 64 * 64) == expected
+    assert sorted(kinds[int(size)] for size in found if int(size) > 64 * 64) == expected
 
 
 class Mixed(nn.Module):

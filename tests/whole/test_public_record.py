@@ -426,7 +426,8 @@ def test_programs_that_inductor_gets_wrong(tmp_path: Path, monkeypatch: pytest.M
     with contextlib.ExitStack() as changed:
         for change in (*right, _adaptive_pools.at_all_sizes()):
             changed.enter_context(change)
-        assert max(max(found) for found in differences_of_page(tmp_path, monkeypatch)) < 1e-5
+        rounding = 39 * 1e-6  # of the largest output, 39, which is a sum of 144 products
+        assert max(max(found) for found in differences_of_page(tmp_path, monkeypatch)) < rounding
 
 
 ILLEGAL = "__attribute__((constructor)) static void start() { __builtin_trap(); }"  # ud2: SIGILL on x86

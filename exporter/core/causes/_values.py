@@ -72,6 +72,12 @@ CAUSES = (
         "keep layers in float32 (--keep-float), give more real inputs (samples() in the recipe), or ship bf16 or fp16",
     ),
     Cause(
+        "saturated",
+        (),
+        "Exported on another CPU, its int8 sums may saturate on this one, an x86 CPU without VNNI",
+        "export it on this CPU, or with --portable",
+    ),
+    Cause(
         "number-in-a-trace",
         (),
         "The trace contains, as a constant, a number that the code read from a tensor, perhaps from the state",
