@@ -119,9 +119,10 @@ class _Recheck:
 
     def _explained(self, record: VariantRecord) -> VariantRecord:
         """Blame the CPU if it adds products in int8 less exactly than the one that the variant was exported on."""
+        there = [self.manifest.environment.get(name) for name in ("cpu", "isa")]
+        known = environment.adds_bytes_exactly() or there == [environment.cpu_name(), environment.isa()]
         portable = self.manifest.request is not None and self.manifest.request.portable
-        here = environment.cpu_name() == self.manifest.environment.get("cpu") or environment.adds_bytes_exactly()
-        if record.cause != "too-coarse" or record.target != "onnx" or not record.quantized or portable or here:
+        if record.cause != "too-coarse" or record.target != "onnx" or not record.quantized or portable or known:
             return record
         cause = causes.named("saturated")
         reason = f"{cause.sentence}: {record.reason}"

@@ -5,8 +5,8 @@ long again. Inductor's own micro-kernel reads the rows with large strides, so th
 cache, and loses accumulators to the stack.
 
 This kernel keeps as many accumulators as there are registers, reads rows that are packed once for each block, and
-prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and, on a CPU with
-AVX512-VNNI or AMX, rows in uint8 by weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast
+prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and rows in uint8 by
+weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast
 as oneDNN; with AMX, oneDNN multiplies many rows of bytes (`benchmarks/products.py`).
 
 This file is long because it contains the kernel in C++.
@@ -23,8 +23,9 @@ from unittest import mock
 
 from exporter.targets import _amx, _inductor
 
-# Rows, columns and depth of a block in registers.
-AVX512, AVX2, VNNI, AMX = (14, 32, 1), (6, 16, 1), (14, 32, 4), (32, 32, 64)
+# Rows, columns and depth of a block in registers; the last three are for rows in uint8.
+AVX512, AVX2 = (14, 32, 1), (6, 16, 1)
+AVX2_BYTES, VNNI, AMX = (6, 16, 4), (14, 32, 4), (32, 32, 64)
 MOST_ROWS = 256  # of bytes in the example that this kernel multiplies by AMX; for 512, oneDNN is as fast
 WASTE = 4  # a layer uses the kernel if the columns that fill its last block are at most a quarter of its own
 CACHES = 2  # blocks of a weight in caches are this much larger than in inductor's kernels, because they are prefetched
@@ -140,8 +141,28 @@ inline Vector broadcast(const uint8_t* from) {
     std::memcpy(&four, from, DEPTH);
     return Vector(four);
 }
+@instructions@
+"""
+WITH_VNNI = r"""
 inline Vector load(const int8_t* from) { return _mm512_loadu_si512(from); }
 inline Vector multiply_add(Vector value, Vector weight, Vector sum) { return _mm512_dpbusd_epi32(sum, value, weight); }
+"""
+# Two products are added in 16 bits, which saturate unless values of rows take 7 bits. inductor does not clip values
+# outside of the calibrated range, which are larger; their saturated sums are nearer to the exact ones than those of
+# clipped values. GCC 12 moves accumulators between registers if it may order these instructions itself: with a fixed
+# order, the kernel is 1.36 times as fast.
+WITH_AVX2 = r"""
+inline Vector load(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline Vector multiply_add(Vector value, Vector weight, Vector sum) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i total = sum, pairs;
+    asm("vpmaddubsw %[weight], %[value], %[pairs]\n\t"
+        "vpmaddwd %[ones], %[pairs], %[pairs]\n\t"
+        "vpaddd %[pairs], %[total], %[total]"
+        : [total] "+x"(total), [pairs] "=&x"(pairs)
+        : [value] "x"(__m256i(value)), [weight] "x"(__m256i(weight)), [ones] "x"(ones));
+    return total;
+}
 """
 # The same with tiles of AMX, two of rows by two of columns. Weights are packed as for VNNI, whose functions serve where
 # the system does not let the process use tiles.
@@ -266,11 +287,11 @@ def knows_caches() -> bool:
 
 
 @contextlib.contextmanager
-def compiled() -> Iterator[None]:
+def compiled(narrow: bool = False) -> Iterator[None]:
     """Let inductor use this kernel within the context, if it is usable.
 
     The GEMM template uses it, and linear layers use the template, unless they are too narrow or inductor is asked to
-    measure which of its own ways is the fastest.
+    measure which of its own ways is the fastest. With `narrow`, rows in uint8 take 7 bits, which AVX2 needs.
     """
     if not usable():
         yield
@@ -279,13 +300,13 @@ def compiled() -> Iterator[None]:
     from torch._inductor.codegen import common, cpp_micro_gemm
 
     configs: Any = cpp_micro_gemm.micro_gemm_configs
-    blocks = _blocks(cpp_micro_gemm)
+    blocks = _blocks(cpp_micro_gemm, narrow)
     replaced = {_operands(one) for one in blocks}
     kept = {kind: [one for one in found if _operands(one) not in replaced] for kind, found in configs.items()}
     kernels = [(configs, kind, others) for kind, others in kept.items() if others != configs[kind]]
     kernels.append((configs, _kind(cpp_micro_gemm), blocks))
     table: Any = lowering.lowerings
-    layers = [(table, one, _templated(at, table[one])) for one, at in _linear_layers().items() if one in table]
+    layers = [(table, one, _templated(at, table[one], narrow)) for one, at in _linear_layers().items() if one in table]
     parse = functools.cache(common.KernelTemplate._template_from_string)  # inductor parses the texts for each layer
     parsed = mock.patch.object(common.KernelTemplate, "_template_from_string", staticmethod(parse))
     with contextlib.ExitStack() as changed:
@@ -296,7 +317,7 @@ def compiled() -> Iterator[None]:
         yield
 
 
-def _blocks(module: Any) -> list[Any]:
+def _blocks(module: Any, narrow: bool) -> list[Any]:
     """Return inductor's records of the kernel, one for each instruction set and dtype of the weight."""
     import torch
     from torch._inductor import cpu_vec_isa
@@ -304,8 +325,10 @@ def _blocks(module: Any) -> list[Any]:
     weights, rows = (torch.float32, torch.float16, torch.int8), torch.float32
     instructions = ((cpu_vec_isa.VecAVX512, AVX512), (cpu_vec_isa.VecAVX2, AVX2))
     kinds = [(isa, block, rows, weight, rows) for isa, block in instructions for weight in weights]
+    types = torch.uint8, torch.int8, torch.int32
+    if narrow:
+        kinds.append((cpu_vec_isa.VecAVX2, AVX2_BYTES, *types))
     if vnni() is not None:
-        types = torch.uint8, torch.int8, torch.int32
         kinds += [(vnni(), VNNI, *types), (cpu_vec_isa.VecAMX, AMX, *types)]
     return [
         one
@@ -324,6 +347,10 @@ def vnni() -> Any:
     from torch._inductor import cpu_vec_isa
 
     return getattr(cpu_vec_isa, "VecAVX512VNNI", None)
+
+
+def _has_vnni(found: Any) -> bool:
+    return vnni() is not None and isinstance(found, vnni())
 
 
 def _operands(config: Any) -> tuple[Any, ...]:
@@ -352,8 +379,12 @@ def _kind(module: Any) -> type[Any]:
             rows, columns, depth = self.register_blocking
             weight = module.DTYPE_TO_CPP[self.input2_dtype]
             arithmetic, name = (FLOATS, weight.rpartition(":")[2]) if depth == 1 else (INTEGERS, "vnni")
+            instructions = WITH_VNNI
+            if tuple(self.register_blocking) == AVX2_BYTES:
+                instructions, name = WITH_AVX2, "bytes"
             rows = VNNI[0] if self.in_tiles else rows  # of the functions for VNNI
-            known = {"arithmetic": arithmetic, "rows": rows, "columns": columns, "weight": weight, "name": name}
+            known = {"arithmetic": arithmetic, "instructions": instructions, "weight": weight, "name": name}
+            known |= {"rows": str(rows), "columns": str(columns)}
             for name, value in (known | values).items():
                 text = text.replace(f"@{name}@", str(value))
             return text
@@ -393,11 +424,11 @@ def _larger_caches() -> Iterator[None]:
         yield
 
 
-def serves(rows: Any) -> bool:
+def serves(rows: Any, narrow: bool = False) -> bool:
     """Return whether the kernel multiplies these rows in the code that inductor generates now.
 
-    It must be usable, and needs AVX2 for float32, VNNI for uint8, and at least one row: the template divides by the
-    number of blocks of rows.
+    It must be usable, and needs AVX2 for float32 and for `narrow` uint8, VNNI for other uint8, and at least one row:
+    the template divides by the number of blocks of rows.
     """
     import torch
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
@@ -409,21 +440,21 @@ def serves(rows: Any) -> bool:
     if rows.get_dtype() is torch.uint8:
         count = V.graph.sizevars.optimization_hint(math.prod(rows.get_size()[:-1]), fallback=1)
         few = not _amx.used() or count <= MOST_ROWS
-        return vnni() is not None and isinstance(found, vnni()) and few
+        return (_has_vnni(found) and few) or (narrow and isinstance(found, VecAVX2))
     return rows.get_dtype() is torch.float32 and isinstance(found, VecAVX512 | VecAVX2)
 
 
-def _templated(weight: int, lower: Any) -> Any:
+def _templated(weight: int, lower: Any, narrow: bool) -> Any:
     """Return a lowering that uses the GEMM template where this kernel serves and wastes little.
 
-    `weight` is its place after the rows.
+    `weight` is its place after the rows. `narrow` says that rows in uint8 take 7 bits.
     """
     from torch._inductor import config
 
     def lowered(rows: Any, *args: Any, **kwargs: Any) -> Any:
         settings: Any = config
         measured = settings.max_autotune or settings.max_autotune_gemm
-        if measured or not serves(rows) or not _fits(args[weight], rows.get_dtype()):
+        if measured or not serves(rows, narrow) or not _fits(args[weight], rows.get_dtype()):
             return lower(rows, *args, **kwargs)
         with settings.patch(max_autotune_gemm=True, max_autotune_gemm_backends="CPP"), rendered_once():
             return lower(rows, *args, **kwargs)
@@ -452,7 +483,10 @@ def _fits(weight: Any, rows: Any) -> bool:
     import torch
     from torch._inductor.cpu_vec_isa import VecAVX512, pick_vec_isa
 
-    sizes = [int(size) for size in weight.get_size()]
+    sizes, found = [int(size) for size in weight.get_size()], pick_vec_isa()
     depth, columns = sizes if rows is torch.uint8 else reversed(sizes)
-    _, width, step = VNNI if rows is torch.uint8 else AVX512 if isinstance(pick_vec_isa(), VecAVX512) else AVX2
+    if rows is torch.uint8:
+        _, width, step = VNNI if _has_vnni(found) else AVX2_BYTES
+    else:
+        _, width, step = AVX512 if isinstance(found, VecAVX512) else AVX2
     return -columns % width * WASTE <= columns and depth % step == 0

@@ -124,7 +124,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         for patch in patches:
             changed.enter_context(patch)
         if options.device == "cpu" and options.precision in ("fp32", "int8", *SMALL_WEIGHTS):
-            changed.enter_context(_gemm.compiled())
+            changed.enter_context(_gemm.compiled(_int8.narrow(options)))
             changed.enter_context(_winograd.compiled())
             changed.enter_context(_int8_convolutions.compiled())
         if options.device != "cpu" and options.precision in ("fp16", "bf16"):

@@ -10,6 +10,7 @@ from support import packages
 from torch import nn
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
+from exporter.core import environment
 from exporter.targets import _amx, _gemm, _int8, _stored_products
 
 ROWS = (1, 2, 5, 6, 7, 13, 14, 15, 28, 29, 47)
@@ -206,6 +207,29 @@ def test_rows_in_bytes(
     got = torch._inductor.aoti_load_package(str(made))(*data)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
+@pytest.mark.skipif("avx2" not in environment.cpu_flags(), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("narrow", [True, False])
+def test_rows_in_7_bits_with_avx2(narrow: bool, tmp_path: Path) -> None:
+    """Of 8 bits, sums could saturate, so the library multiplies them."""
+    module, rows = Bytes(600).eval(), torch.export.Dim("rows", min=1, max=300)
+    data, shapes = (torch.randn(300, 64), torch.randn(300, 600)), ({0: rows}, {0: rows})
+    with torch.no_grad(), _gemm.compiled(narrow):
+        graph = torch.export.export(module, data, dynamic_shapes=shapes).module(check_guards=False)
+        quantized = _int8.pt2e(graph, [data], narrow=True)
+        program = torch.export.export(quantized, data, dynamic_shapes=(shapes,))
+        settings = {"freezing": True, "cpp.simdlen": 256}
+        made = packages.build(program, tmp_path / "net.pt2", **settings)
+    assert packages.sources(made).count("multiply_all(packed, &(") == (4 if narrow else 0)
+    loaded = torch._inductor.aoti_load_package(str(made))
+    for count in (1, 2, 5, 6, 7, 13, 300):
+        given = tuple(one[:count] for one in data)
+        with torch.no_grad():
+            wanted = quantized(*given)
+        for one, other in zip(loaded(*given), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
