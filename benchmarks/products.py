@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ def compile_for(way: str, make: Callable[[], nn.Module], example: torch.Tensor, 
         torch._dynamo.mark_dynamic(example, 0)
     with contextlib.ExitStack() as changed:
         if way == "exporter":
-            changed.enter_context(_gemm.compiled(NARROW))
+            changed.enter_context(_gemm.compiled(math.inf if NARROW else 0))
             changed.enter_context(_winograd.compiled())
             changed.enter_context(_int8_convolutions.compiled())
         run(example)

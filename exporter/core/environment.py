@@ -157,6 +157,7 @@ def describe(distributions: Iterable[str] = ()) -> dict[str, str]:
         "cpu": cpu_name(),
         "cpus": str(usable_cpus()),
         "isa": isa(),
+        "int8_sums": "exact" if adds_bytes_exactly() else "saturating",
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "compiler": compiler() or "none",

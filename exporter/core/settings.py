@@ -204,7 +204,7 @@ class BuildSettings(Settings):
     )
     portable: bool = option(
         False,
-        "Compile packages, and quantize ONNX models in int8, for any x86-64-v3 CPU (AVX2) instead of this machine's "
+        "Compile packages, and quantize ONNX models to int8, for any x86-64-v3 CPU (AVX2) instead of this machine's "
         "CPU. GPU code always targets this machine's kind of GPU.",
         flag="--portable/--native",
     )

@@ -118,11 +118,11 @@ class _Recheck:
         return plan.explain(self._explained(session_checks.conclude(record, results)))
 
     def _explained(self, record: VariantRecord) -> VariantRecord:
-        """Blame the CPU if it adds products in int8 less exactly than the one that the variant was exported on."""
-        there = [self.manifest.environment.get(name) for name in ("cpu", "isa")]
-        known = environment.adds_bytes_exactly() or there == [environment.cpu_name(), environment.isa()]
+        """Blame this CPU if it adds products of bytes less exactly than the one that the model was quantized on."""
         portable = self.manifest.request is not None and self.manifest.request.portable
-        if record.cause != "too-coarse" or record.target != "onnx" or not record.quantized or portable or known:
+        exact = self.manifest.environment.get("int8_sums", "exact") == "exact"
+        made_for_this = portable or not exact or environment.adds_bytes_exactly()
+        if record.cause != "too-coarse" or record.target != "onnx" or not record.quantized or made_for_this:
             return record
         cause = causes.named("saturated")
         reason = f"{cause.sentence}: {record.reason}"

@@ -110,7 +110,7 @@ class Request(RunSettings, SizeSettings):
         if self.tune and all(map(targets.is_live, self.variants)):
             remedy = "remove it, or add a target that writes an artifact"
             raise UsageError("--tune does not apply to variants compiled just in time", remedy)
-        if self.portable:
+        if self.portable and any(map(_is_package, self.variants)):
             machine_code.require_portable()
 
     def job(self, work: Path) -> Job:

@@ -6,8 +6,8 @@ cache, and loses accumulators to the stack.
 
 This kernel keeps as many accumulators as there are registers, reads rows that are packed once for each block, and
 prefetches the weight. It multiplies rows in float32 by weights in float32, float16 or int8, and rows in uint8 by
-weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast
-as oneDNN; with AMX, oneDNN multiplies many rows of bytes (`benchmarks/products.py`).
+weights in int8. For many rows in float32 it is between 0.88 and 1.08 times as fast as oneDNN; with AMX, oneDNN
+multiplies many rows of bytes (`benchmarks/products.py`).
 
 This file is long because it contains the kernel in C++.
 """
@@ -27,6 +27,7 @@ from exporter.targets import _amx, _inductor
 AVX512, AVX2 = (14, 32, 1), (6, 16, 1)
 AVX2_BYTES, VNNI, AMX = (6, 16, 4), (14, 32, 4), (32, 32, 64)
 MOST_ROWS = 256  # of bytes in the example that this kernel multiplies by AMX; for 512, oneDNN is as fast
+PORTABLE_ROWS = 16  # of bytes in a portable package; for more, oneDNN may use VNNI or AMX where the package runs
 WASTE = 4  # a layer uses the kernel if the columns that fill its last block are at most a quarter of its own
 CACHES = 2  # blocks of a weight in caches are this much larger than in inductor's kernels, because they are prefetched
 # Once in a file, for all of its products. Accumulators start at zero even if C is added to, because GCC 12 spills those
@@ -147,10 +148,10 @@ WITH_VNNI = r"""
 inline Vector load(const int8_t* from) { return _mm512_loadu_si512(from); }
 inline Vector multiply_add(Vector value, Vector weight, Vector sum) { return _mm512_dpbusd_epi32(sum, value, weight); }
 """
-# Two products are added in 16 bits, which saturate unless values of rows take 7 bits. inductor does not clip values
-# outside of the calibrated range, which are larger; their saturated sums are nearer to the exact ones than those of
-# clipped values. GCC 12 moves accumulators between registers if it may order these instructions itself: with a fixed
-# order, the kernel is 1.36 times as fast.
+# Two products are added in 16 bits, which 7 bits in the rows cannot overflow. Where a layer quantizes its own output,
+# inductor clips it to 8 bits: a value beyond the calibrated range may then saturate a pair of products, which is still
+# nearer to the exact pair than with the value clipped to 7 bits. GCC 12 moves accumulators between registers if it may
+# order these instructions itself: with a fixed order, the kernel is 1.36 times as fast.
 WITH_AVX2 = r"""
 inline Vector load(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline Vector multiply_add(Vector value, Vector weight, Vector sum) {
@@ -287,11 +288,12 @@ def knows_caches() -> bool:
 
 
 @contextlib.contextmanager
-def compiled(narrow: bool = False) -> Iterator[None]:
+def compiled(narrow: float = 0) -> Iterator[None]:
     """Let inductor use this kernel within the context, if it is usable.
 
     The GEMM template uses it, and linear layers use the template, unless they are too narrow or inductor is asked to
-    measure which of its own ways is the fastest. With `narrow`, rows in uint8 take 7 bits, which AVX2 needs.
+    measure which of its own ways is the fastest. With AVX2, rows in uint8 have to take 7 bits; `narrow` is then the
+    most of them, in the example, that it multiplies.
     """
     if not usable():
         yield
@@ -317,7 +319,7 @@ def compiled(narrow: bool = False) -> Iterator[None]:
         yield
 
 
-def _blocks(module: Any, narrow: bool) -> list[Any]:
+def _blocks(module: Any, narrow: float) -> list[Any]:
     """Return inductor's records of the kernel, one for each instruction set and dtype of the weight."""
     import torch
     from torch._inductor import cpu_vec_isa
@@ -424,11 +426,11 @@ def _larger_caches() -> Iterator[None]:
         yield
 
 
-def serves(rows: Any, narrow: bool = False) -> bool:
+def serves(rows: Any, narrow: float = 0) -> bool:
     """Return whether the kernel multiplies these rows in the code that inductor generates now.
 
-    It must be usable, and needs AVX2 for float32 and for `narrow` uint8, VNNI for other uint8, and at least one row:
-    the template divides by the number of blocks of rows.
+    It must be usable, and needs AVX2 for float32 and for at most `narrow` rows in uint8, VNNI for others in uint8, and
+    at least one row: the template divides by the number of blocks of rows.
     """
     import torch
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
@@ -440,14 +442,14 @@ def serves(rows: Any, narrow: bool = False) -> bool:
     if rows.get_dtype() is torch.uint8:
         count = V.graph.sizevars.optimization_hint(math.prod(rows.get_size()[:-1]), fallback=1)
         few = not _amx.used() or count <= MOST_ROWS
-        return (_has_vnni(found) and few) or (narrow and isinstance(found, VecAVX2))
+        return (_has_vnni(found) and few) or (count <= narrow and isinstance(found, VecAVX2))
     return rows.get_dtype() is torch.float32 and isinstance(found, VecAVX512 | VecAVX2)
 
 
-def _templated(weight: int, lower: Any, narrow: bool) -> Any:
+def _templated(weight: int, lower: Any, narrow: float) -> Any:
     """Return a lowering that uses the GEMM template where this kernel serves and wastes little.
 
-    `weight` is its place after the rows. `narrow` says that rows in uint8 take 7 bits.
+    `weight` is its place after the rows; `serves` explains `narrow`.
     """
     from torch._inductor import config
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from exporter.targets import Options
 
 SCOPES = "pkg.torch.onnx.name_scopes"
+NARROW_INPUTS, NARROW_WEIGHTS = (
+    f"{what} of 7 bits, so that sums do not saturate on x86 CPUs without VNNI" for what in ("inputs", "weights")
+)
 COMPILED = ("quantized_decomposed", "torchao")  # namespaces whose operators inductor compiles itself
 
 
@@ -28,7 +31,7 @@ class NothingToQuantize(ExportError):
     """torchao found no layer in an exported graph, perhaps because the graph lacks metadata."""
 
 
-def narrow(options: Options) -> bool:
+def is_narrow(options: Options) -> bool:
     """Return whether one factor of each product has to take 7 bits, for this CPU or those of a portable artifact.
 
     An x86 CPU without VNNI adds two products in 16 bits, which 255 * 127 * 2 would overflow.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import os
 import shutil
 import warnings
@@ -124,7 +125,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         for patch in patches:
             changed.enter_context(patch)
         if options.device == "cpu" and options.precision in ("fp32", "int8", *SMALL_WEIGHTS):
-            changed.enter_context(_gemm.compiled(_int8.narrow(options)))
+            changed.enter_context(_gemm.compiled(_narrow_rows(options)))
             changed.enter_context(_winograd.compiled())
             changed.enter_context(_int8_convolutions.compiled())
         if options.device != "cpu" and options.precision in ("fp16", "bf16"):
@@ -161,13 +162,21 @@ def _changed(options: Options) -> tuple[str, ...]:
     )
 
 
+def _narrow_rows(options: Options) -> float:
+    """Return how many rows of 7 bits in the example exporter's kernel for AVX2 multiplies."""
+    if options.precision != "int8" or not _int8.is_narrow(options):
+        return 0
+    return _gemm.PORTABLE_ROWS if options.portable else math.inf
+
+
 def _quantized(program: Program, options: Options) -> tuple[str, ...]:
     """Return the notes for an int8 row."""
     if options.precision != "int8":
         return ()
     if _weights_alone(options):
         return ("weights in int8, computed in bfloat16",)
-    return tuple(dict.fromkeys(one.calibration for one in program.entries.values() or (program,)))
+    bits = (_int8.NARROW_INPUTS,) if _int8.is_narrow(options) else ()
+    return (*dict.fromkeys(one.calibration for one in program.entries.values() or (program,)), *bits)
 
 
 def _settings(graph: torch.export.ExportedProgram, options: Options) -> dict[str, Any]:
@@ -237,7 +246,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
         if options.keep_float:
             layer_names.require_known(program.module, options.keep_float)
         whole = program.exported.module(check_guards=False)
-        quantized = _int8.pt2e(whole, program.samples, _int8.narrow(options), options.keep_float)
+        quantized = _int8.pt2e(whole, program.samples, _int8.is_narrow(options), options.keep_float)
     except (ValueError, IndexError, _int8.NothingToQuantize) as error:  # perhaps it lacks what a strict export records
         try:
             graph = capture.export_program(program.module, program.example, program.function, strict=True)
@@ -246,7 +255,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
                 raise error from None
             raise
         whole = graph.module(check_guards=False)
-        quantized = _int8.pt2e(whole, program.samples, _int8.narrow(options), options.keep_float)
+        quantized = _int8.pt2e(whole, program.samples, _int8.is_narrow(options), options.keep_float)
     return program.capture(quantized)
 
 

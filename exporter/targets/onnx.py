@@ -72,8 +72,7 @@ export_need, session_need = Need(2.2, 0.8 * GB), Need(2.2, 1.5 * GB)
 runtime = "onnxruntime"
 triton = TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx", named=True)
 ONE_FILE_BYTES = 1.5e9  # protobuf's limit is 2 GB
-NARROW = "weights of 7 bits, so that sums do not saturate on x86 CPUs without VNNI"
-WIDE = "on x86 CPUs without VNNI, sums may saturate: use --portable for those"
+WIDE = "on x86 CPUs without VNNI, sums may saturate: export with --portable for those"
 DYNAMO = "from the exported program"
 OLDER = "from a trace, by torch's older exporter, because the newer one fails"
 
@@ -157,12 +156,12 @@ def _quantize(program: Program, path: Path, size: int, options: Options) -> tupl
         raise ExportError("onnxruntime quantizes only models below 2 GB", "choose onnx@fp16, or compile@int8")
     from exporter.targets import _int8
 
-    kept, narrow = options.keep_float, _int8.narrow(options)
+    kept, narrow = options.keep_float, _int8.is_narrow(options)
     if kept:
         layer_names.require_known(program.module, kept)
     how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples, narrow, kept)
     found = program.calibration if how == "static" else "activation ranges computed at each call"
-    return f"{how} int8 by onnxruntime, {found}", NARROW if narrow else WIDE
+    return f"{how} int8 by onnxruntime, {found}", _int8.NARROW_WEIGHTS if narrow else WIDE
 
 
 def _export_entries(program: Program, path: Path, options: Options) -> Exported:

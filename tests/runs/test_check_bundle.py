@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,19 +55,38 @@ def test_a_variant_that_fails_in_one_language_is_reported_once(
     assert all("python" in r.timings for r in heard.records)
 
 
-@pytest.mark.parametrize(("cpu", "exact", "cause"), [
-    ("another", False, "saturated"), ("another", True, "too-coarse"), (environment.cpu_name(), False, "too-coarse"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("there", "here", "target", "portable", "cause"),
+    [
+        ("exact", False, "onnx", False, "saturated"),
+        ("exact", True, "onnx", False, "too-coarse"),
+        ("saturating", False, "onnx", False, "too-coarse"),
+        ("exact", False, "trace", False, "too-coarse"),
+        ("exact", False, "onnx", True, "too-coarse"),
+    ],
+)
 def test_int8_that_saturates_on_this_cpu_is_blamed_on_it(
-    bundle: Path, lent_zygote: None, monkeypatch: pytest.MonkeyPatch, cpu: str, exact: bool, cause: str
+    bundle: Path,
+    lent_zygote: None,
+    monkeypatch: pytest.MonkeyPatch,
+    there: str,
+    here: bool,
+    target: str,
+    portable: bool,
+    cause: str,
 ) -> None:
-    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: exact)
+    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: here)
     manifest = layout.read_manifest(bundle)
-    (made,) = [row for row in manifest.variants if row.name == "onnx"]
-    coarse = replace(made, name="onnx@int8", contract=replace(made.contract, precision="int8"), status="failed",
+    (made,) = [row for row in manifest.variants if row.name == target]
+    coarse = replace(made, name=f"{target}@int8", contract=replace(made.contract, precision="int8"), status="failed",
                      cause="too-coarse", reason="cosine 0.9", remedy="keep layers in float32")  # fmt: skip
     monkeypatch.setattr(session_checks, "conclude", lambda record, results: coarse)
-    manifest = replace(manifest, variants=(made,), environment=manifest.environment | {"cpu": cpu})
+    manifest = replace(
+        manifest,
+        variants=(made,),
+        environment=manifest.environment | {"int8_sums": there},
+        request=replace(manifest.request, portable=portable),
+    )
     monkeypatch.setattr(layout, "read_manifest", lambda place: manifest)
     (row,) = check_bundle.run(bundle, check_bundle.CheckOptions(threads=1, timeout=120), Heard()).variants
     assert row.cause == cause
@@ -83,7 +101,7 @@ def test_a_bundle_of_an_earlier_release(bundle: Path, cli: Cli) -> None:
     manifest = read_manifest(bundle)
     assert manifest.golden is not None
     file = layout.record(bundle / layout.PICKLED_GOLDEN)
-    republish(bundle, dataclasses.replace(manifest, golden=dataclasses.replace(manifest.golden, file=file)))
+    republish(bundle, replace(manifest, golden=replace(manifest.golden, file=file)))
     held = {path.name for path in bundle.iterdir()}
     done = cli("check", bundle, "--json", "-q")
     assert done.code == 0, done.out + done.err
@@ -115,11 +133,9 @@ def test_check_repeats_the_warnings_of_the_export(bundle: Path, cli: Cli, monkey
     monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
     found = read_manifest(bundle)
     warned = ("weights were drawn at random", "weights were drawn at random")
-    first = dataclasses.replace(found.variants[0], notes=("height: multiples of 2",), untimed="there is no memory")
+    first = replace(found.variants[0], notes=("height: multiples of 2",), untimed="there is no memory")
     untimed = {"batch=4": "no"}
-    republish(
-        bundle, dataclasses.replace(found, warnings=warned, untimed=untimed, variants=(first, *found.variants[1:]))
-    )
+    republish(bundle, replace(found, warnings=warned, untimed=untimed, variants=(first, *found.variants[1:])))
     text = " ".join(cli("check", bundle, "-q").out.split())
     assert text.count("warning: weights were drawn at random") == 1
     assert "trace: height: multiples of 2" in text
@@ -130,7 +146,7 @@ def test_check_repeats_the_warnings_of_the_export(bundle: Path, cli: Cli, monkey
 def test_check_warns_of_a_bundle_from_the_future(bundle: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_checks, "openers", lambda *_: [])
     monkeypatch.setattr(session_checks, "conclude", lambda record, sessions: record)
-    republish(bundle, dataclasses.replace(read_manifest(bundle), created="2100-01-01T00:00:00+00:00"))
+    republish(bundle, replace(read_manifest(bundle), created="2100-01-01T00:00:00+00:00"))
     done = cli("check", bundle, "-q")
     assert done.code == 0, done.err
     assert "warning: it was made at 2100-01-01T00:00:00+00:00, but the time here is" in " ".join(done.out.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -211,18 +212,17 @@ def test_rows_in_bytes(
 
 @pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
 @pytest.mark.skipif("avx2" not in environment.cpu_flags(), reason="this CPU has no AVX2")
-@pytest.mark.parametrize("narrow", [True, False])
-def test_rows_in_7_bits_with_avx2(narrow: bool, tmp_path: Path) -> None:
-    """Of 8 bits, sums could saturate, so the library multiplies them."""
+@pytest.mark.parametrize(("most", "blocks", "served"), [(300, "", True), (math.inf, "1,2,7", True), (299, "", False)])
+def test_rows_in_7_bits_with_avx2(most: float, blocks: str, served: bool, tmp_path: Path) -> None:
     module, rows = Bytes(600).eval(), torch.export.Dim("rows", min=1, max=300)
     data, shapes = (torch.randn(300, 64), torch.randn(300, 600)), ({0: rows}, {0: rows})
-    with torch.no_grad(), _gemm.compiled(narrow):
+    with torch.no_grad(), _gemm.compiled(most):
         graph = torch.export.export(module, data, dynamic_shapes=shapes).module(check_guards=False)
         quantized = _int8.pt2e(graph, [data], narrow=True)
         program = torch.export.export(quantized, data, dynamic_shapes=(shapes,))
-        settings = {"freezing": True, "cpp.simdlen": 256}
+        settings = {"freezing": True, "cpp.simdlen": 256, "cpp.gemm_cache_blocking": blocks or None}
         made = packages.build(program, tmp_path / "net.pt2", **settings)
-    assert packages.sources(made).count("multiply_all(packed, &(") == (4 if narrow else 0)
+    assert packages.sources(made).count("multiply_all(packed, &(") == (4 if served else 0)
     loaded = torch._inductor.aoti_load_package(str(made))
     for count in (1, 2, 5, 6, 7, 13, 300):
         given = tuple(one[:count] for one in data)
@@ -230,6 +230,35 @@ def test_rows_in_7_bits_with_avx2(narrow: bool, tmp_path: Path) -> None:
             wanted = quantized(*given)
         for one, other in zip(loaded(*given), wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+class Chain(nn.Module):
+    """Has a layer whose output is quantized where it is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.second(self.first(x).relu()),)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
+@pytest.mark.skipif("avx2" not in environment.cpu_flags(), reason="this CPU has no AVX2")
+def test_values_beyond_the_calibrated_range_are_no_worse_than_clipped(tmp_path: Path) -> None:
+    """inductor clips them to 8 bits instead of 7, and sums of two products saturate."""
+    module, data = Chain().eval(), (torch.randn(16, 64),)
+    with torch.no_grad(), _gemm.compiled(16):
+        quantized = _int8.pt2e(torch.export.export(module, data).module(check_guards=False), [data], narrow=True)
+        settings = {"freezing": True, "cpp.simdlen": 256}
+        made = packages.build(torch.export.export(quantized, data), tmp_path / "net.pt2", **settings)
+        far = module.first.weight[:16] * 40  # large outputs
+        (clipped,), (exact,) = quantized(far), module(far)
+    assert "exporter_gemm_bytes" in packages.sources(made)
+    (got,) = torch._inductor.aoti_load_package(str(made))(far)
+    assert not torch.allclose(got, clipped, rtol=1e-3, atol=1e-3)
+    assert (got - exact).norm() < (clipped - exact).norm()
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import packages
 from support.commands import NATIVE, Run
 from torch._inductor import config as inductor
 
@@ -201,35 +202,54 @@ def test_int8_by_trace_and_onnx(run: Run) -> None:
     assert found["trace@int8"].parity.max_abs > 1e-4, "it computes in int8"
 
 
+@pytest.mark.parametrize("convolves", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_onnx_in_int8_for_cpus_whose_sums_saturate(
-    narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    narrow: bool, convolves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two products of 8 and 7 bits fit into the 16 bits in which an x86 CPU without VNNI adds them."""
     import onnx
 
     monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: not narrow)
-    x = torch.randn(3, 64)
-    module = FlatModule(torch.nn.Linear(64, 32), flatten_inputs(torch.nn.Linear(64, 32), {"input": x})).eval()
-    spec = TensorSpec("input", "float32", ("batch", 64))
-    promise = Contract("linear", (spec,), (TensorSpec("output", "float32", ("batch", 32)),), {"batch": Range(1, 8)})
-    program = Program(promise, "cpu", lambda: module, lambda: (x,), None)
+    layer = torch.nn.Conv2d(8, 16, 3) if convolves else torch.nn.Linear(64, 32)
+    shape, made_shape = ((8, 6, 6), (16, 4, 4)) if convolves else ((64,), (32,))
+    x = torch.randn(3, *shape)
+    module = FlatModule(layer, flatten_inputs(layer, {"input": x})).eval()
+    spec, output = (TensorSpec(n, "float32", ("batch", *s)) for n, s in (("input", shape), ("output", made_shape)))
+    promise = Contract("layer", (spec,), (output,), {"batch": Range(1, 8)})
+    program = Program(promise, "cpu", lambda: module, lambda: (x,), None, make_samples=lambda: ([], [(x,)]))
     made = targets.get("onnx").export(program, tmp_path / "model.onnx", Options(precision="int8"))
     weights = [onnx.numpy_helper.to_array(one) for one in onnx.load(tmp_path / "model.onnx").graph.initializer]
-    largest = max(int(abs(one.astype(int)).max()) for one in weights if one.dtype == "int8" and one.ndim == 2)
+    largest = max(int(abs(one.astype(int)).max()) for one in weights if one.dtype == "int8" and one.ndim > 1)
     assert (largest <= 64) == narrow
-    assert (made.notes[-1] == onnx_target.NARROW) == narrow
-    assert (made.notes[-1] == onnx_target.WIDE) != narrow
+    assert made.notes[-1] == (_int8.NARROW_WEIGHTS if narrow else onnx_target.WIDE)
 
 
 def test_portable_packages_and_models_in_int8_are_for_cpus_whose_sums_saturate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: True)
-    assert [_int8.narrow(Options(portable=portable)) for portable in (False, True)] == [False, True]
+    assert [_int8.is_narrow(Options(portable=portable)) for portable in (False, True)] == [False, True]
     follow = [name for name in ("compile", "compile@int8", "onnx", "onnx@int8", "onnx@int8+fp32:a", "trace@int8")
               if targets.is_portable(*targets.parse(name))]  # fmt: skip
     assert follow == ["compile", "compile@int8", "onnx@int8", "onnx@int8+fp32:a"]
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")  # from inductor
+@pytest.mark.skipif("avx2" not in environment.cpu_flags(), reason="portable packages are for CPUs with AVX2")
+def test_portable_packages_in_int8_use_the_kernel_for_avx2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = torch.nn.Linear(64, 32), torch.randn(3, 64)
+    module = FlatModule(layer, flatten_inputs(layer, {"input": x})).eval().requires_grad_(False)
+    spec, output = TensorSpec("input", "float32", ("batch", 64)), TensorSpec("output", "float32", ("batch", 32))
+    promise = Contract("layer", (spec,), (output,), {"batch": Range(1, 8)})
+    program = Program(promise, "cpu", lambda: module, lambda: (x,), None, make_samples=lambda: ([], [(x,)]))
+    path, options = tmp_path / "compile.pt2", Options(precision="int8", portable=True)
+    targets.get("compile").export(program, path, options)
+    assert "exporter_gemm_bytes" in packages.sources(path)
+    assert "exporter_gemm_vnni" not in packages.sources(path)
+    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: False)
+    kinds = [options, Options(precision="int8"), Options(portable=True), Options()]
+    assert [compiled._narrow_rows(one) for one in kinds] == [16, float("inf"), 0, 0]
 
 
 def test_named_layers_stay_in_float(run: Run) -> None:

@@ -31,7 +31,7 @@ from exporter.core.size_range import Range
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
-from exporter.targets import Options, Variant, _inductor, _ort_cuda_graphs, _ort_level, _plugins
+from exporter.targets import Options, Variant, _inductor, _int8, _ort_cuda_graphs, _ort_level, _plugins
 from exporter.targets import onnx as onnx_target
 from exporter.workers.children import Zygote
 
@@ -358,14 +358,17 @@ def test_a_portable_package_has_no_avx512_registers(name: str, made: Path, progr
         assert WIDE.search(disassembled(made, tmp_path)), "the pattern matches AVX-512 registers"
 
 
-@pytest.mark.parametrize(("portable", "largest"), [(False, 255), (True, 127)])
-def test_portable_int8_uses_7_bits_for_cpus_without_vnni(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool, largest: int
+@pytest.mark.parametrize(("portable", "exact", "largest"), [(False, True, 255), (True, True, 127), (False, False, 127)])
+def test_int8_uses_7_bits_for_cpus_without_vnni(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portable: bool, exact: bool, largest: int
 ) -> None:
+    monkeypatch.setattr(environment, "adds_bytes_exactly", lambda: exact)
     seen: list[torch.fx.GraphModule] = []
     _without_compiler(monkeypatch, lambda module, options: seen.append(module))
     program = dataclasses.replace(program, make_samples=lambda: ([], [program.example]))
-    targets.get("compile").export(program, tmp_path / "compile.pt2", Options(precision="int8", portable=portable))
+    options = Options(precision="int8", portable=portable)
+    made = targets.get("compile").export(program, tmp_path / "compile.pt2", options)
+    assert (_int8.NARROW_INPUTS in made.notes) == (largest == 127)
     ranges = [node.args[3:5] for node in seen[0].graph.nodes if "quantize_per_tensor" in str(node.target)]
     assert ranges
     assert set(ranges) == {(0, largest)}

@@ -69,13 +69,13 @@ def check(path: Path, module: nn.Module, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("bits", [512, 256])
 def test_every_size_is_right(bits: int, tmp_path: Path) -> None:
+    packages.require_vectors(bits)
     module = Net().eval()
     sizes = {
         0: torch.export.Dim("n", max=16),
         2: torch.export.Dim("h", min=6, max=64),
         3: torch.export.Dim("w", max=64),
     }
-    packages.require_vectors(bits)
     made = package(module, tmp_path, torch.randn(2, 32, 17, 20), sizes, **{"cpp.simdlen": bits})
     assert calls(made) == 6
     for size in ((2, 32, 17, 20), (1, 32, 6, 3), (3, 32, 9, 64), (16, 32, 33, 31), (1, 32, 7, 2)):

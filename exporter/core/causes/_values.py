@@ -74,7 +74,7 @@ CAUSES = (
     Cause(
         "saturated",
         (),
-        "Exported on another CPU, its int8 sums may saturate on this one, an x86 CPU without VNNI",
+        "Its int8 sums may saturate on this x86 CPU, which lacks VNNI; it was exported on a CPU where they are exact",
         "export it on this CPU, or with --portable",
     ),
     Cause(
