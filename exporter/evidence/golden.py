@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -132,6 +133,18 @@ def alone(golden: Golden) -> Golden:
 def samples(golden: Golden) -> tuple[Case, ...]:
     """Return the cases that are the recipe's own samples, in order."""
     return tuple(case for case in golden.cases if case.record.sample is not None)
+
+
+def noise(cases: Sequence[Case]) -> float | None:
+    """Return the RMSE of eager against the reference over all floating outputs, or None if there are none."""
+    total, count = 0.0, 0
+    for case in cases:
+        for e, r in zip(case.eager, case.reference, strict=True):
+            if e.is_floating_point():
+                difference = (e.double() - r).nan_to_num(0.0, 0.0, 0.0)
+                total += float(difference.square().sum())
+                count += difference.numel()
+    return math.sqrt(total / count) if count else None
 
 
 def save(golden: Golden, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from exporter.core.errors import ExporterError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
-from exporter.evidence import eager, nonfinite, operations, perturbations
+from exporter.evidence import eager, golden, nonfinite, operations, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.model import precision
@@ -34,6 +33,10 @@ HIDDEN = "perhaps it keeps state where exporter cannot find it: in a global, a c
 
 Cases = Sequence[tuple[Sizes, int]]  # the sizes and seed of each case
 MakeInputs = Callable[[Sizes, int], Tensors]  # takes sizes and a seed
+MakeReferences = Callable[  # like `eager.references_also`
+    [torch.nn.Module, Sequence[Tensors], Sequence[Tensors], Sequence[tuple[Tensors, Tensors]], str],
+    tuple[list[Tensors], list[Tensors | None], str],
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,12 @@ class Plan:
 
 
 def make(
-    module: torch.nn.Module, inputs: MakeInputs, plan: Plan, tolerance: Tolerance, device: str
+    module: torch.nn.Module,
+    inputs: MakeInputs,
+    plan: Plan,
+    tolerance: Tolerance,
+    device: str,
+    make_references: MakeReferences = eager.references_also,
 ) -> tuple[Golden, Findings]:
     """Run eager at every planned size and seed, and with changed values at the first.
 
@@ -89,7 +97,7 @@ def make(
     if unsteady and unsteady != NOT_TO_THE_BIT:
         tolerance = replace(tolerance, k=0.0)  # the error of an unrepeatable eager does not measure rounding
     both = [(data, given) for _, data, given in unusual]
-    references, others, kind = eager.references_also(module, list(chosen.values()), outputs, both, device)
+    references, others, kind = make_references(module, list(chosen.values()), outputs, both, device)
     cases = [
         Case(case, data, given, reference)
         for (case, data), given, reference in zip(chosen.items(), outputs, references, strict=True)
@@ -99,7 +107,7 @@ def make(
             notes.append(f"{case.name} was not checked, because the model fails there in float64")
         elif perturbations.settled(given, exact, tolerance):
             cases.append(Case(case, data, given, exact if kind == "float64" else eager.in_float64(given)))
-    measured = noise(cases[:planned])
+    measured = golden.noise(cases[:planned])
     records = tuple(case.record for case in cases)
     findings = Findings(records, kind, tolerance, measured, unsteady, tuple(dict.fromkeys(notes)))
     return Golden(tuple(cases), tolerance), findings
@@ -121,6 +129,8 @@ def add_samples(
     made: Golden, findings: Findings, module: torch.nn.Module, samples: Mapping[CaseRecord, Tensors], device: str
 ) -> tuple[Golden, Findings]:
     """Return the golden with the recipe's own samples added at the end; they are never reduced or left out."""
+    if not samples:
+        return made, findings
     outputs = []
     for case, data in samples.items():
         with eager.naming(case.name):
@@ -130,7 +140,7 @@ def add_samples(
         Case(case, data, given, reference)
         for (case, data), given, reference in zip(samples.items(), outputs, references, strict=True)
     )
-    kind = findings.reference if not cases or kind == findings.reference else "eager"
+    kind = findings.reference if kind == findings.reference else "eager"
     return replace(made, cases=made.cases + cases), replace(
         findings, cases=findings.cases + tuple(samples), samples=len(cases), reference=kind
     )
@@ -281,15 +291,3 @@ def _halved(size: int, least: int, bounds: Range) -> int:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
-
-
-def noise(cases: Sequence[Case]) -> float | None:
-    """Return the RMSE of eager against the reference over all floating outputs, or None if there are none."""
-    total, count = 0.0, 0
-    for case in cases:
-        for e, r in zip(case.eager, case.reference, strict=True):
-            if e.is_floating_point():
-                difference = (e.double() - r).nan_to_num(0.0, 0.0, 0.0)
-                total += float(difference.square().sum())
-                count += difference.numel()
-    return math.sqrt(total / count) if count else None

@@ -15,7 +15,7 @@ import torch
 
 from exporter.core import precisions, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
-from exporter.evidence import eager, make_golden, nonfinite, perturbations
+from exporter.evidence import eager, golden, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.evidence.make_golden import MakeInputs
@@ -138,7 +138,7 @@ def make(
     unsteady = "" if repeats else "the model draws random numbers"
     if unsteady:
         tolerance = replace(tolerance, k=0.0)
-    noise = make_golden.noise([case for sequence in made[:planned] for case in sequence])
+    noise = golden.noise([case for sequence in made[:planned] for case in sequence])
     flat = tuple(case for sequence in made for case in sequence)
     records = tuple(case.record for case in flat)
     reference = "float64" if wide else "eager"

@@ -5,6 +5,8 @@ exporter's own source, and what else the result depends on: versions, compiler, 
 new one. Artifacts that were made from more than the program are not kept, such as those that used samples. Nor are
 those for which a target that reads the exported program needed the module too.
 
+`exporter.workers.reference_cache` keeps the golden's references here too.
+
 The cache is a folder in inductor's (TORCHINDUCTOR_CACHE_DIR). EXPORTER_CACHE_GB limits it, and 0 disables it.
 """
 
@@ -24,6 +26,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import exporter
 from exporter import targets
@@ -87,23 +90,44 @@ def key_of(program: Program, target: str, options: Options) -> str:
     file = program.exported_file
     route = targets.get(target)
     shared = file is not None and file.is_file() and not program.entries and _describes(program, target, options)
-    if not (_limit() and options.reuse and shared and not program.keeps_state):
+    if not (is_allowed(options) and shared and not program.keeps_state):
         return ""
     used = targets.distributions((target,), optional=True)
     facts = {
-        "program": _hash(file) if file else "",
+        "program": hash_of(file) if file else "",
         "contract": json.loads(to_json(program.contract)),
         "options": {s.name: getattr(options, s.name) for s in settings(options) if s.option.effect},
-        "variant": [target, options.variant, options.precision, options.device, options.threads],
-        "libraries": [_hash(Path(library)) for library in options.ops_libs],
-        "sources": [_sources(Path(exporter.__file__)), _sources(Path(vars(route)["__file__"]))],
+        "variant": [target, options.variant, options.precision],
+        "libraries": [hash_of(Path(library)) for library in options.ops_libs],
+        "source": _sources(Path(vars(route)["__file__"])),
         "profiled": options.profiled,
-        "versions": {one: environment.version(one) for one in (*environment.DISTRIBUTIONS, *used)},
-        "machine": [environment.cpu_name(), sorted(environment.cpu_flags()), _compiler()],
+        "versions": {one: environment.version(one) for one in used},
+        "compiler": _compiler(),
+        **surroundings(options),
+    }
+    return digest(facts)
+
+
+def is_allowed(options: Options) -> bool:
+    """Return whether this run may use the cache."""
+    return bool(_limit() and options.reuse)
+
+
+def surroundings(options: Options) -> dict[str, Any]:
+    """Return what every result depends on: exporter's own source, versions, the machine and variables."""
+    return {
+        "device": [options.device, options.threads],
+        "exporter": _sources(Path(exporter.__file__)),
+        "installed": {one: environment.version(one) for one in environment.DISTRIBUTIONS},
+        "machine": [environment.cpu_name(), sorted(environment.cpu_flags())],
         "gpus": environment.gpus() if options.device != "cpu" else (),
         "python": sys.version,
         "variables": {name: value for name, value in sorted(os.environ.items()) if _matters(name)},
     }
+
+
+def digest(facts: dict[str, Any]) -> str:
+    """Return the key that stands for all of these facts."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -131,7 +155,8 @@ def _compiler() -> str:
     return found + subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
 
 
-def _hash(file: Path) -> str:
+def hash_of(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -153,7 +178,7 @@ def take(key: str, path: Path) -> tuple[Exported, float] | None:
         for name, expected in built.sha256.items():
             copy = path.with_name(name)
             shutil.copyfile(place / name, copy)
-            if _hash(copy) != expected:
+            if hash_of(copy) != expected:
                 raise ArtifactError(f"{place / name} was altered", "")
     except (OSError, ArtifactError):  # there is none, or it is broken
         shutil.rmtree(place, ignore_errors=True)
@@ -180,7 +205,7 @@ def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
         try:
             for file in files:
                 _link(file, partial / file.name)
-            sums = {file.name: _hash(partial / file.name) for file in files}
+            sums = {file.name: hash_of(partial / file.name) for file in files}
             (partial / RECORD).write_text(to_json(Built(exported, seconds, sums)))
             partial.rename(root / key)  # fails if another process was faster
         finally:

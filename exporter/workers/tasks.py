@@ -38,6 +38,7 @@ from exporter.workers.children import BACKGROUND, stand_back
 from exporter.workers.forkserver import hear, tell
 from exporter.workers.loading import LoadedModel, load_model
 from exporter.workers.messages import GoldenSettings, Job, Prepared
+from exporter.workers.reference_cache import References
 from exporter.workers.session import server
 
 SAMPLES = range(7000, 7008)  # seeds of the inputs used for calibration; the golden uses none of them
@@ -49,7 +50,6 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     A `Prepared` is sent as soon as the program is captured, so that exports can start before the golden is made.
     """
     loaded = load_model(job)
-    device = job.options.device
     found = keeping.find(job, loaded)
     if isinstance(loaded.module, StatefulModule) and not making.plan:
         states.save(loaded.module.state, job.state_file)
@@ -89,7 +89,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     make = _make_sequences if loaded.state else _make_cases
     kept = job.options.keep_float
     planned = make_golden.Plan(plan, loaded.symbols, points, unusual=not making.plan, kept=kept)
-    made, findings = make(loaded, found, planned, usual, others, device)
+    made, findings = make(job, loaded, found, planned, usual, others)
     golden.save(made, making.path)
     return replace(findings, tolerances=others)
 
@@ -110,10 +110,11 @@ Tolerances = dict[str, Tolerance]
 
 
 def _make_cases(
-    loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances, device: str
+    job: Job, loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances
 ) -> tuple[golden.Golden, Findings]:
     """Make the golden of a model without state: one call for each case and for each of the recipe's samples."""
-    made, findings = make_golden.make(loaded.module, loaded.inputs, plan, usual, device)
+    device, references = job.options.device, References(job, found, usual)
+    made, findings = make_golden.make(loaded.module, loaded.inputs, plan, usual, device, references)
     own = {one.case: one.inputs for one in _samples(loaded, found)}
     names = [spec.name for spec in found.inputs]
     made, findings = _with_nonfinite(
@@ -129,10 +130,11 @@ def _make_cases(
 
 
 def _make_sequences(
-    loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances, device: str
+    job: Job, loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances
 ) -> tuple[golden.Golden, Findings]:
     """Make the golden of a model with state, whose cases are sequences of calls."""
     assert isinstance(loaded.module, StatefulModule)
+    device = job.options.device
     outside = not contract.keeps_state(found)
     calls = sequences.Calls(loaded.module, loaded.held, outside)
     made, findings = sequences.make(calls, loaded.inputs, plan, usual, device)
