@@ -36,6 +36,7 @@ from exporter.targets import (
     _candidates,
     _onnx_axes,
     _onnx_file,
+    _onnx_rewriting,
     _onnx_stored,
     _ort_cuda_graphs,
     _ort_level,
@@ -230,7 +231,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 
     def translate(optimize: bool) -> Any:
-        with recurrent.kept():
+        with recurrent.kept(), _onnx_rewriting.in_linear_time():
             return torch.onnx.export(
                 exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **names
             )
