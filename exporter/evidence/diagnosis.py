@@ -14,6 +14,7 @@ Sizes = Mapping[str, int]
 VALUES = "depends on values"
 SIZES = "depends on sizes"
 NOT_CARRIED = "the state is not carried"
+ADDS_UP = "errors add up from call to call"
 UNRECORDED = "no trace or graph records writes through .data"
 KINDS = ("boolean", "Python number", "Python float")  # what a tensor was converted to, the likeliest cause first
 DATA = "written-through-data"  # the name in exporter.core.causes
@@ -121,8 +122,10 @@ def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Dia
         return Diagnosis(f"{UNSTEADY}: {known.unsteady}; {reason}", "unsteady", {"why": known.unsteady})
     if fixed := fixed_sizes(cases):
         return _fixed(fixed, known)
-    if carried := carried_state(cases):
-        return _not_carried(f"{carried}; {reason}", worst, known)
+    if pattern := carried_state(cases):
+        if known.quantized and not any(case.fails and case.case.step == 1 for case in cases):
+            return _asked(f"{ADDS_UP}: {pattern}; {reason}", worst.case.sizes, known)
+        return _not_carried(f"{NOT_CARRIED}: {pattern}; {reason}", worst, known)
     if not known.quantized:
         values = value_dependence(cases)
         if sizes := size_dependence(cases, 2 if values else 1):
@@ -154,11 +157,11 @@ def fixed_sizes(cases: Cases) -> tuple[FixedSize, ...]:
 
 
 def carried_state(cases: Cases) -> str:
-    """Return `the state is not carried: …` if every first call of a sequence is right and a later one is wrong."""
+    """Return `right at the first call, wrong at …` if that holds for every sequence with a wrong call, else ""."""
     wrong = [case for case in cases if case.case.step and case.fails]
     if not wrong or any(case.fails for case in cases if not case.case.step):
         return ""
-    return f"{NOT_CARRIED}: right at the first call, wrong at {wrong[0].case}"
+    return f"right at the first call, wrong at {wrong[0].case}"
 
 
 def value_dependence(cases: Cases) -> str:

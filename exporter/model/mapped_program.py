@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.torch_version import TorchVersion
 
 
 def load(file: Path) -> torch.export.ExportedProgram:
@@ -30,15 +29,15 @@ def read(file: Path) -> torch.export.ExportedProgram:
     for held in (program.state_dict, program.constants):
         for name in held.keys() & set(program.graph_signature.buffers):
             held[name] = held[name].clone()
-    if TorchVersion(torch.__version__) < "2.14":
-        add_hints(program)
+    add_hints(program)
     return program
 
 
 def add_hints(program: torch.export.ExportedProgram) -> None:
     """Record the example's value of each symbol, which a program that was read lacks where only multiples are sizes.
 
-    Before torch 2.14, inductor cannot freeze the weights of such a program.
+    Without them, inductor cannot choose how to reduce over such sizes, as a group norm of an image does; before torch
+    2.14, it cannot freeze weights either.
     """
     for node in program.graph.find_nodes(op="placeholder"):
         for size in getattr(node.meta.get("val"), "shape", ()):

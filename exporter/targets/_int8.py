@@ -6,13 +6,15 @@ import ast
 import copy
 import logging
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.core import environment
 from exporter.core.errors import ExportError, MissingDependency
 from exporter.model import layer_names
+from exporter.targets import _int8_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +92,7 @@ def pt2e(
     from exporter.model import flattening
 
     _require_torchao()
+    _int8_sizes.compare_by_value()
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -153,6 +156,7 @@ def onnx(
 
     model = library.load(str(path))
     del model.graph.value_info[:]  # folding has made some shapes wrong, and shape inference stops at them
+    _transpose_shared_weights(model.graph)
     convolves = any(node.op_type == "Conv" for node in model.graph.node)
     properties = {entry.key: entry.value for entry in model.metadata_props}
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice to preprocess, on the root logger
@@ -179,6 +183,42 @@ def onnx(
     library.save(quantized, str(path))
     made.unlink()
     return "static" if convolves else "dynamic"
+
+
+def _transpose_shared_weights(graph: Any) -> None:
+    """Let Gemm nodes use a transposed copy of a weight that other nodes use too.
+
+    onnxruntime transposes the weight itself, once for each Gemm: a layer that is called twice would have its weight as
+    it was, and an embedding that shares its weight with a layer would have a transposed one.
+    """
+    from onnx import numpy_helper
+
+    graphs = list(_graphs(graph))
+    uses = Counter(name for part in graphs for node in part.node for name in node.input)
+    for owner in graphs:
+        weights = {one.name: one for one in owner.initializer if uses[one.name] > 1}
+        made: dict[str, str] = {}
+        for node in (node for part in graphs for node in part.node if node.op_type == "Gemm"):
+            flags = [one for one in node.attribute if one.name == "transB" and one.i]
+            name = node.input[1]
+            if not flags or name not in weights:
+                continue
+            if name not in made:
+                made[name] = f"{name}_transposed"
+                owner.initializer.append(numpy_helper.from_array(numpy_helper.to_array(weights[name]).T, made[name]))
+            node.input[1], flags[0].i = made[name], 0
+            uses[name] -= 1
+            if not uses[name]:
+                owner.initializer.remove(weights[name])
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph and those of its control flow."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for part in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _graphs(part)
 
 
 def _module_of(node: Any) -> str:

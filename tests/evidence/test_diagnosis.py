@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from exporter.core import causes
@@ -150,6 +152,23 @@ def test_sizes_decide_although_some_values_hide_it() -> None:
     assert found.reason.endswith("why (perhaps because a branch drops one side (/m.py:7))")
     for other in (case("batch=1", True, seed=2), case("batch=4", False)):  # other values, and too few of them
         assert diagnosis.size_dependence([*cases, other], 2) == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "quantized", "said"),
+    [
+        ((1, 2), False, diagnosis.NOT_CARRIED),
+        ((1, 2), True, diagnosis.NOT_CARRIED),
+        ((2,), False, diagnosis.NOT_CARRIED),
+        ((2,), True, diagnosis.ADDS_UP),
+    ],
+)
+def test_errors_of_int8_that_add_up(steps: tuple[int, ...], quantized: bool, said: str) -> None:
+    """A state that is not carried spoils the second call; in int8, a later one may be wrong for another reason."""
+    named = [case(f"batch=1 s=4 step {step}", step not in steps) for step in (1, 2)]
+    later = [replace(one, case=replace(one.case, step=step)) for step, one in enumerate(named, 1)]
+    found = explain("y: wrong", case("batch=1 s=4", True), *later, known=Known(quantized=quantized))
+    assert found.reason == f"{said}: right at the first call, wrong at batch=1 s=4 step {steps[0]}; y: wrong"
 
 
 def test_unrepeatable_eager_takes_precedence() -> None:

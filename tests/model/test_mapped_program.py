@@ -50,8 +50,7 @@ def test_a_symbol_of_which_sizes_are_multiples_has_the_value_of_the_example(tmp_
     sizes = ({0: torch.export.Dim("batch", max=8), 1: 8 * eighth - 2},)
     program = torch.export.export(nn.Linear(4, 4), (torch.randn(3, 14, 4),), dynamic_shapes=sizes)
     torch.export.save(program, tmp_path / "net.pt2")
-    read = torch.export.load(tmp_path / "net.pt2")
-    mapped_program.add_hints(read)
+    read = mapped_program.read(tmp_path / "net.pt2")
     (x,) = [node.meta["val"] for node in read.graph.nodes if node.name == "input"]
     known = x.shape[1].node.shape_env.backed_var_to_val
     (symbol,) = x.shape[1].node.expr.free_symbols

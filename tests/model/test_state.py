@@ -423,6 +423,22 @@ def test_tensors_passed_on_unchanged_are_computed() -> None:
     assert all(torch.equal(a, b) for x in torch.randn(3, 1, 24) for a, b in zip(one(x), other(x), strict=True))
 
 
+def test_a_graph_that_refuses_eval_carries_its_state() -> None:
+    """Graphs from torch.export raise NotImplementedError at train() and eval(), as a model in int8 does."""
+
+    class Graph(torch.nn.Module):
+        def train(self, mode: bool = True) -> Graph:
+            raise NotImplementedError
+
+        def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + total, x + total
+
+    kept = KeptState("inside", (StateTensor("total", "float32", (2,), 0.0),))
+    made = carrying.module(Graph(), Contract("net", (), (), {}, state=kept), "cpu")
+    assert not made.training
+    assert [made(torch.ones(2))[0].tolist() for _ in range(2)] == [[1.0, 1.0], [2.0, 2.0]]
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64])
 def test_a_computed_tensor_is_bit_identical(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0.0, -0.0, 1.0, 3.0]).to(dtype)

@@ -225,6 +225,66 @@ def test_onnx_in_int8_for_cpus_whose_sums_saturate(
     assert made.notes[-1] == (_int8.NARROW_WEIGHTS if narrow else onnx_target.WIDE)
 
 
+class Shared(torch.nn.Module):
+    """A layer that is called twice, one that is called three times, and an embedding whose weight a layer shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.twice, self.thrice = (
+            torch.nn.Embedding(24, 16),
+            torch.nn.Linear(16, 16),
+            torch.nn.Linear(16, 16),
+        )
+        self.logits = torch.nn.Linear(16, 24)
+        self.logits.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in (self.twice, self.twice, self.thrice, self.thrice, self.thrice):
+            x = x + layer(x).tanh()
+        return self.logits(x) + self.table(ids).sum(1, keepdim=True)
+
+
+def test_onnx_in_int8_with_shared_weights(tmp_path: Path) -> None:
+    """onnxruntime's quantizer transposes the weight of a Gemm for each node that uses it."""
+    ids = torch.arange(24)
+    module = FlatModule(Shared(), flatten_inputs(Shared(), {"ids": ids})).eval()
+    specs = TensorSpec("ids", "int64", ("batch",)), TensorSpec("output", "float32", ("batch", 24))
+    promise = Contract("shared", specs[:1], specs[1:], {"batch": Range(1, 32)})
+    program = Program(promise, "cpu", lambda: module, lambda: (ids,), None, make_samples=lambda: ([], [(ids,)]))
+    targets.get("onnx").export(program, tmp_path / "model.onnx", Options(precision="int8"))
+    (given,) = targets.get("onnx").load(tmp_path / "model.onnx", Options()).run((ids,))
+    assert torch.nn.functional.cosine_similarity(given.flatten(), module(ids)[0].flatten(), 0) > 0.999
+
+
+def test_weights_of_a_branch_are_transposed_once() -> None:
+    import onnx
+
+    model: Any = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        net (bool test, float[2, 3] x) => (float[2, 3] y, float[2, 3] v)
+        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 3] own = {1, 2, 3, 4, 5, 6, 7, 8, 9}>
+        {
+            y = If (test) <
+                then_branch = then () => (float[2, 3] z) { z = Gemm<transB = 1>(x, w) },
+                else_branch = otherwise () => (float[2, 3] u) { u = Gemm<transB = 1>(x, w) }>
+            v = Gemm<transB = 1>(x, own)
+        }
+        """
+    )
+    usual = onnx.reference.ReferenceEvaluator(model)
+    feed = {"x": torch.randn(2, 3).numpy()}
+    wanted = [usual.run(None, feed | {"test": torch.tensor(test).numpy()}) for test in (True, False)]
+    _int8._transpose_shared_weights(model.graph)
+    assert sorted(one.name for one in model.graph.initializer) == ["own", "w_transposed"]
+    changed = onnx.reference.ReferenceEvaluator(model)
+    for test, outputs in zip((True, False), wanted, strict=True):
+        for given, output in zip(changed.run(None, feed | {"test": torch.tensor(test).numpy()}), outputs, strict=True):
+            torch.testing.assert_close(torch.from_numpy(given), torch.from_numpy(output))
+
+
 def test_portable_packages_and_models_in_int8_are_for_cpus_whose_sums_saturate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,7 +74,9 @@ def module(
                 tensor.copy_(following)
             return outputs[:count]
 
-    return Carrying().eval()
+    made = Carrying()
+    made.training = False  # not by eval(), which a graph from torch.export refuses
+    return made
 
 
 def _computed(tensor: torch.Tensor) -> torch.Tensor:
