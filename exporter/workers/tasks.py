@@ -5,6 +5,7 @@ This file is long because jobs are named by this module; each is a short sequenc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 import time
@@ -23,6 +24,7 @@ from exporter.core.parity_records import SizeLimit, Tolerance, Warned
 from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
+from exporter.evidence import eager as eager_calls
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
 from exporter.model import capture, custom_ops, flattening, kept_layers, precision, recipes, small_weights, widening
@@ -336,8 +338,9 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         real = [one for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
         given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
-        # Calibrate with drawn inputs too, because the golden has both.
+        # Calibrate with drawn inputs and unusual values too, because the golden has all of them.
         drawn = [make(seed) for seed in SAMPLES]
+        drawn += _unusual(loaded().module, drawn[0], job.options.device)
         return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn)
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
@@ -371,6 +374,23 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         for size in _entries(stamped)
     }
     return program
+
+
+def _unusual(module: torch.nn.Module, data: Tensors, device: str) -> list[Tensors]:
+    """Return the inputs with the values of the golden's unusual cases, without large ones and what the model refuses.
+
+    Large values would leave the usual ones few of the 256 steps; int8 is not checked there.
+    """
+    found = []
+    for change, changed in perturbations.changed(data).items():
+        with contextlib.suppress(Exception):  # at unusual values, a model can raise anything
+            if change != perturbations.LARGE and all(map(_is_finite, eager_calls.run(module, changed, device))):
+                found.append(changed)
+    return found
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 def _in_a_row(loaded: LoadedModel, given: list[Tensors]) -> list[Tensors]:

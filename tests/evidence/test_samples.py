@@ -153,15 +153,33 @@ def test_calibration_data_include_the_samples(tmp_path: Path) -> None:
     sizes = {"batch": 2, "length": 16}
     prepared = messages.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
     program = tasks.program_of(asked, prepared, "onnx")
-    assert [inputs[0].shape[1] for inputs in program.samples] == [8, 16, 31, *(16 for _ in tasks.SAMPLES)]
-    assert program.calibration == "calibrated with 3 of samples() and 8 drawn inputs"
+    unusual = ("zeros", "ones", "negative", "tiny")
+    lengths = [8, 16, 31, *(16 for _ in (*tasks.SAMPLES, *unusual))]
+    assert [inputs[0].shape[1] for inputs in program.samples] == lengths
+    assert program.calibration == "calibrated with 3 of samples() and 12 generated inputs"
+
+
+def test_calibration_data_include_the_unusual_values_that_the_model_accepts() -> None:
+    from exporter.workers import tasks
+
+    class Logarithm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            if float(x.sum()) == x.numel():
+                raise ValueError("ones")
+            return (x.log(),)
+
+    given = torch.tensor([[0.5, 2.0]])
+    found = tasks._unusual(Logarithm(), (given,), "cpu")
+    tiny = torch.finfo(torch.float32).tiny
+    assert len(found) == 1, "the logarithm of zeros and of negative numbers is not finite, and ones are refused"
+    assert 0 < float(found[0][0].max()) < tiny, "large values would leave the usual ones few steps"
 
 
 def test_an_int8_row_names_its_calibration_data(run: Run, lent_zygote: None) -> None:
     manifest, place = run("measured:measured", "compile@int8,onnx@int8,trace@int8")
     said = {name: "; ".join(row.notes) for name, row in rows(manifest).items()}
     for name in ("compile@int8", "onnx@int8"):
-        assert "calibrated with 3 of samples() and 8 drawn inputs" in said[name]
+        assert "calibrated with 3 of samples() and 12 generated inputs" in said[name]
     assert "calibrated" not in said["trace@int8"]
     assert "calibrated with 3 of samples()" in report.render_all([(manifest, place)], "md")
 

@@ -62,6 +62,17 @@ def test_a_dimension_without_a_name_is_dynamic() -> None:
     assert program.module()(torch.ones(3, 9))[0].shape == (3, 9)
 
 
+def test_a_size_of_1_or_2_is_not_fixed() -> None:
+    """torch.export treats 1 as a constant; a range from 2 to 2 would be one too."""
+    module = flat(torch.nn.ReLU(), torch.ones(2, 6))
+    narrow = contract("batch", 6, symbols={"batch": Range(1, 2)})
+    made = capture.capture(module, (torch.ones(2, 6),), narrow)
+    assert [made.program.module(check_guards=False)(torch.ones(n, 6))[0].shape[0] for n in (1, 2)] == [1, 2]
+    (placeholder,) = made.program.graph.find_nodes(op="placeholder")
+    assert isinstance(placeholder.meta["val"].shape[0], torch.SymInt)
+    assert not made.fixed
+
+
 class Branch(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x
