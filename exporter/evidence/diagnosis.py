@@ -123,7 +123,8 @@ def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Dia
     if fixed := fixed_sizes(cases):
         return _fixed(fixed, known)
     if pattern := carried_state(cases):
-        if known.quantized and not any(case.fails and case.case.step == 1 for case in cases):
+        second = any(case.fails and case.case.step == 1 for case in cases)
+        if known.quantized and not second and not _not_recorded(known.warnings):
             return _asked(f"{ADDS_UP}: {pattern}; {reason}", worst.case.sizes, known)
         return _not_carried(f"{NOT_CARRIED}: {pattern}; {reason}", worst, known)
     if not known.quantized:

@@ -29,7 +29,7 @@ from exporter.model.tensors import Tensors
 # In torch.export's error if the code restricts a size further than requested; the second form has no details.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
 Made = TypeVar("Made")
-Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's samples, and drawn ones
+Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's samples, and generated ones
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Program:
 
     @property
     def samples(self) -> list[Tensors]:
-        """Return calibration inputs: the recipe's samples, then drawn ones at the capture sizes that no golden has."""
+        """Return calibration inputs: the recipe's samples, then generated ones at the capture sizes."""
         own, drawn = self._samples
         return own + drawn
 
@@ -235,7 +235,7 @@ def _named(name: str, bounds: Range) -> Any:
     step, sizes = bounds.multiple_of, bounds.sizes
     if step == 1:
         return torch.export.Dim(name, min=bounds.min, max=_most(bounds))
-    return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=sizes[-1] // step)
+    return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=max(sizes[-1] // step, 3))
 
 
 def _most(bounds: Range) -> int:

@@ -7,7 +7,7 @@ import copy
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,13 +143,17 @@ def _require_torchao() -> None:
 
 
 def onnx(
-    path: Path, names: Sequence[str], examples: Sequence[Tensors], narrow: bool = False, kept: Sequence[str] = ()
+    path: Path,
+    names: Sequence[str],
+    make_examples: Callable[[], Sequence[Tensors]],
+    narrow: bool = False,
+    kept: Sequence[str] = (),
 ) -> str:
     """Quantize the model at `path` in place with onnxruntime.quantization; return "static" or "dynamic".
 
     The file must contain the weights. A model with convolutions is quantized statically, in QDQ form, with activations
-    calibrated with `examples`; any other is quantized dynamically. With `narrow`, weights take 7 bits. The layers in
-    `kept` stay as they are.
+    calibrated with the examples; any other is quantized dynamically, without them. With `narrow`, weights take 7 bits.
+    The layers in `kept` stay as they are.
     """
     import onnx as library
     from onnxruntime import quantization as ort
@@ -175,7 +179,9 @@ def onnx(
         "nodes_to_exclude": left,
     }
     if convolves:
-        ort.quantize_static(model, str(made), _Reader(names, examples), activation_type=ort.QuantType.QUInt8, **common)
+        ort.quantize_static(
+            model, str(made), _Reader(names, make_examples()), activation_type=ort.QuantType.QUInt8, **common
+        )
     else:
         ort.quantize_dynamic(model, str(made), **common)
     quantized = library.load(str(made))
@@ -193,18 +199,22 @@ def _transpose_shared_weights(graph: Any) -> None:
     """
     from onnx import numpy_helper
 
-    graphs = list(_graphs(graph))
-    uses = Counter(name for part in graphs for node in part.node for name in node.input)
-    for owner in graphs:
+    taken = {name for part in _graphs(graph) for node in part.node for name in (*node.input, *node.output)}
+    for owner in _graphs(graph):
+        parts = list(_graphs(owner))
+        uses = Counter(name for part in parts for node in part.node for name in node.input)
+        uses.update(value.name for part in parts for value in part.output)
         weights = {one.name: one for one in owner.initializer if uses[one.name] > 1}
         made: dict[str, str] = {}
-        for node in (node for part in graphs for node in part.node if node.op_type == "Gemm"):
+        for node in (node for part in parts for node in part.node if node.op_type == "Gemm"):
             flags = [one for one in node.attribute if one.name == "transB" and one.i]
             name = node.input[1]
             if not flags or name not in weights:
                 continue
             if name not in made:
                 made[name] = f"{name}_transposed"
+                while made[name] in taken:
+                    made[name] += "_"
                 owner.initializer.append(numpy_helper.from_array(numpy_helper.to_array(weights[name]).T, made[name]))
             node.input[1], flags[0].i = made[name], 0
             uses[name] -= 1

@@ -42,4 +42,4 @@ def _with_values(is_valid: Any) -> Any:
 
 def _value(size: Any) -> Any:
     """Return the number or symbol that a node stands for."""
-    return size.meta["val"] if hasattr(size, "meta") else size
+    return size.meta.get("val", size) if hasattr(size, "meta") else size

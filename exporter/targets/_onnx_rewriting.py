@@ -1,4 +1,4 @@
-"""Translation to ONNX in a time that grows with the number of nodes, not with its square.
+"""Translation to ONNX without a search of the whole graph at every node.
 
 onnxscript's rewriter has a rule for two nodes, `SlicesSplit`. To apply it, `SimplePatternMatcher.match` lists all nodes
 of the graph by type once for every node, before it looks whether that node can be the first of the two. With BERT's
@@ -14,7 +14,7 @@ from unittest import mock
 
 
 @contextlib.contextmanager
-def in_linear_time() -> Iterator[None]:
+def without_needless_searches() -> Iterator[None]:
     """Let onnxscript's rewriter look for further nodes only if a node matches the first one of a rule."""
     try:
         from onnxscript.rewriter import _basics, _matcher

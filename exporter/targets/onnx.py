@@ -160,7 +160,7 @@ def _quantize(program: Program, path: Path, size: int, options: Options) -> tupl
     kept, narrow = options.keep_float, _int8.is_narrow(options)
     if kept:
         layer_names.require_known(program.module, kept)
-    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], program.samples, narrow, kept)
+    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], lambda: program.samples, narrow, kept)
     found = program.calibration if how == "static" else "activation ranges computed at each call"
     return f"{how} int8 by onnxruntime, {found}", _int8.NARROW_WEIGHTS if narrow else WIDE
 
@@ -231,7 +231,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 
     def translate(optimize: bool) -> Any:
-        with recurrent.kept(), _onnx_rewriting.in_linear_time():
+        with recurrent.kept(), _onnx_rewriting.without_needless_searches():
             return torch.onnx.export(
                 exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **names
             )

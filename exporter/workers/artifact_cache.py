@@ -188,6 +188,11 @@ def take(key: str, path: Path) -> tuple[Exported, float] | None:
     return dataclasses.replace(built.exported, notes=(*built.exported.notes, NOTE)), built.seconds
 
 
+def forget(key: str) -> None:
+    """Remove what is kept with this key."""
+    shutil.rmtree(_root() / key, ignore_errors=True)
+
+
 def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
     """Put an artifact into the cache, unless it would take more than half of it.
 

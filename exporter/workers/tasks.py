@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from exporter import targets
-from exporter.core import contract, precisions, probing, source_lines, tolerances
+from exporter.core import contract, precisions, probing, source_lines, time_limit, tolerances
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
@@ -124,6 +124,7 @@ def _make_cases(
     )
     made, findings = make_golden.add_samples(made, findings, loaded.module, own, device)
     _require_known(loaded, made, plan, device, loaded.strange())
+    references.keep()
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
@@ -340,8 +341,8 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
         # Calibrate with drawn inputs and unusual values too, because the golden has all of them.
         drawn = [make(seed) for seed in SAMPLES]
-        drawn += _unusual(loaded().module, drawn[0], job.options.device)
-        return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn)
+        unusual = _unusual(loaded(), drawn[0], job.options.device)
+        return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn) + unusual
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
         def make_at(own: dict[str, int], seed: int = 0) -> Tensors:
@@ -376,16 +377,23 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
     return program
 
 
-def _unusual(module: torch.nn.Module, data: Tensors, device: str) -> list[Tensors]:
-    """Return the inputs with the values of the golden's unusual cases, without large ones and what the model refuses.
+def _unusual(loaded: LoadedModel, data: Tensors, device: str) -> list[Tensors]:
+    """Return the arguments `data` with the values of the golden's unusual cases; with state, several calls of each.
 
-    Large values would leave the usual ones few of the 256 steps; int8 is not checked there.
+    Values that the model refuses are left out. So are large ones: int8 is not checked there, and they would leave the
+    usual ones few of the 256 steps.
     """
-    found = []
-    for change, changed in perturbations.changed(data).items():
-        with contextlib.suppress(Exception):  # at unusual values, a model can raise anything
-            if change != perturbations.LARGE and all(map(_is_finite, eager_calls.run(module, changed, device))):
-                found.append(changed)
+    count = len(loaded.names)
+    inputs, state = data[:count], data[count:]
+    limit_s = time_limit.of(lambda: eager_calls.run(loaded.module, data, device))
+    found: list[Tensors] = []
+    for change, changed in perturbations.changed(inputs).items():
+        if change == perturbations.LARGE:
+            continue
+        with contextlib.suppress(Exception, time_limit.OutOfTime), time_limit.stop_after(limit_s):
+            calls = _in_a_row(loaded, [(*changed, *state)] * (len(SAMPLES) if state else 1))
+            if all(map(_is_finite, (*calls[-1], *eager_calls.run(loaded.module, calls[-1], device)))):
+                found += calls
     return found
 
 

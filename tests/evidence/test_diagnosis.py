@@ -169,6 +169,10 @@ def test_errors_of_int8_that_add_up(steps: tuple[int, ...], quantized: bool, sai
     later = [replace(one, case=replace(one.case, step=step)) for step, one in enumerate(named, 1)]
     found = explain("y: wrong", case("batch=1 s=4", True), *later, known=Known(quantized=quantized))
     assert found.reason == f"{said}: right at the first call, wrong at batch=1 s=4 step {steps[0]}; y: wrong"
+    unrecorded = Known((Warned("written through .data", "net.py:7", unrecorded=True),), quantized=quantized)
+    assert explain("y: wrong", case("batch=1 s=4", True), *later, known=unrecorded).reason.startswith(
+        diagnosis.NOT_CARRIED
+    )
 
 
 def test_unrepeatable_eager_takes_precedence() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -159,20 +161,28 @@ def test_calibration_data_include_the_samples(tmp_path: Path) -> None:
     assert program.calibration == "calibrated with 3 of samples() and 12 generated inputs"
 
 
-def test_calibration_data_include_the_unusual_values_that_the_model_accepts() -> None:
+class Logarithm(torch.nn.Module):
+    """Refuses ones, does not return from large numbers, and is not finite at others; its state is only added."""
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor]:
+        if float(x.sum()) == x.numel():
+            raise ValueError("ones")
+        while float(x.max()) == 0:
+            pass
+        return (x.log() + state,)
+
+
+def test_calibration_data_include_the_unusual_values_that_the_model_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from exporter.core import time_limit
     from exporter.workers import tasks
 
-    class Logarithm(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            if float(x.sum()) == x.numel():
-                raise ValueError("ones")
-            return (x.log(),)
-
-    given = torch.tensor([[0.5, 2.0]])
-    found = tasks._unusual(Logarithm(), (given,), "cpu")
-    tiny = torch.finfo(torch.float32).tiny
-    assert len(found) == 1, "the logarithm of zeros and of negative numbers is not finite, and ones are refused"
-    assert 0 < float(found[0][0].max()) < tiny, "large values would leave the usual ones few steps"
+    monkeypatch.setattr(time_limit, "LEAST_S", 0.1)
+    given, state = torch.tensor([[0.5, 2.0]]), torch.tensor([3.0])
+    loaded: Any = SimpleNamespace(names=("x",), module=Logarithm(), state=None)
+    found, *again = tasks._unusual(loaded, (given, state), "cpu")
+    assert len(again) == len(tasks.SAMPLES) - 1
+    assert 0 < float(found[0].max()) < torch.finfo(torch.float32).tiny, "of zeros, ones, negative, large and tiny ones"
+    assert found[1] is state
 
 
 def test_an_int8_row_names_its_calibration_data(run: Run, lent_zygote: None) -> None:
@@ -216,8 +226,10 @@ def test_calibration_calls_continue_from_the_previous_state(tmp_path: Path) -> N
     found = calibrated("measured:streamed", tmp_path)
     held = [float(state[0, 0]) for _, state in found[:3]]
     assert held == [0.0, 1.0, 2.5]  # h = 0.5 * h + x, for x of 1, 2 and 3
-    assert not found[3][1].any()  # the drawn inputs form their own sequence
-    assert all(state.any() for _, state in found[4:])
+    assert not found[3][1].any()  # the drawn inputs form their own sequence, and so do unusual values
+    assert all(state.any() for _, state in found[4:11])
+    ones = next(i for i in range(11, len(found)) if bool((found[i][0] == 1).all()))
+    assert [float(state[0, 0]) for _, state in found[ones : ones + 3]] == [0.0, 1.0, 1.5]
 
 
 def calibrated(recipe: str, folder: Path) -> list[tuple[torch.Tensor, ...]]:

@@ -62,12 +62,14 @@ def test_a_dimension_without_a_name_is_dynamic() -> None:
     assert program.module()(torch.ones(3, 9))[0].shape == (3, 9)
 
 
-def test_a_size_of_1_or_2_is_not_fixed() -> None:
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_size_of_1_or_2_steps_is_not_fixed(step: int) -> None:
     """torch.export treats 1 as a constant; a range from 2 to 2 would be one too."""
-    module = flat(torch.nn.ReLU(), torch.ones(2, 6))
-    narrow = contract("batch", 6, symbols={"batch": Range(1, 2)})
-    made = capture.capture(module, (torch.ones(2, 6),), narrow)
-    assert [made.program.module(check_guards=False)(torch.ones(n, 6))[0].shape[0] for n in (1, 2)] == [1, 2]
+    module = flat(torch.nn.ReLU(), torch.ones(2 * step, 6))
+    narrow = contract("batch", 6, symbols={"batch": Range(step, 2 * step, multiple_of=step)})
+    made = capture.capture(module, (torch.ones(2 * step, 6),), narrow)
+    run = made.program.module(check_guards=False)
+    assert [run(torch.ones(n * step, 6))[0].shape[0] for n in (1, 2)] == [step, 2 * step]
     (placeholder,) = made.program.graph.find_nodes(op="placeholder")
     assert isinstance(placeholder.meta["val"].shape[0], torch.SymInt)
     assert not made.fixed

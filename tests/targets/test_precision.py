@@ -258,6 +258,25 @@ def test_onnx_in_int8_with_shared_weights(tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(given.flatten(), module(ids)[0].flatten(), 0) > 0.999
 
 
+def test_a_weight_that_is_an_output_too_stays() -> None:
+    import onnx
+
+    model: Any = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        net (float[2, 3] x) => (float[2, 2] w_transposed, float[2, 3] w)
+        <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
+        { w_transposed = Gemm<transB = 1>(x, w) }
+        """
+    )
+    x = torch.randn(2, 3).numpy()
+    wanted = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+    _int8._transpose_shared_weights(model.graph)
+    assert sorted(one.name for one in model.graph.initializer) == ["w", "w_transposed_"]
+    for given, output in zip(onnx.reference.ReferenceEvaluator(model).run(None, {"x": x}), wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(given), torch.from_numpy(output))
+
+
 def test_weights_of_a_branch_are_transposed_once() -> None:
     import onnx
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
-import types
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,19 +65,23 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         data: Any = DATA,
         change: Callable[[torch.Tensor], torch.Tensor] = lambda given: given,
         module: torch.nn.Module = layer,
+        kind: str = "file",
         **options: Any,
     ) -> tuple[list[Any], list[Any], str]:
         work = Path(tempfile.mkdtemp(dir=tmp_path))
-        (work / "exported.pt2").write_bytes(program)
-        job: Any = types.SimpleNamespace(
-            work=work, options=Options(**options), captures=lambda _: [work / "exported.pt2"]
-        )
-        made = References(job, Contract("net", (), (), {}), TOLERANCE)
+        file = work / "exported.pt2"
+        file.write_bytes(program)
+        source = SimpleNamespace(kind=kind, place="net", attribute="", inputs_file=str(tmp_path / "inputs.pt"))
+        job: Any = SimpleNamespace(work=work, options=Options(**options), source=source, captures=lambda _: [file])
+        references = References(job, Contract("net", (), (), {}), TOLERANCE)
 
         def run(one: Any) -> Any:
             return tuple(map(change, eager.run(module, one, "cpu")))
 
-        return made(module, data, [run(one) for one in data], [(one, run(one)) for one in UNUSUAL], "cpu")
+        made = references(module, data, [run(one) for one in data], [(one, run(one)) for one in UNUSUAL], "cpu")
+        references.keep()
+        assert list(work.iterdir()) == [file]
+        return made
 
     return act
 
@@ -113,24 +118,59 @@ def test_the_code_of_the_model_counts(
 ) -> None:
     """The program in float32 may be the same although the code computes something else in float64."""
     file = tmp_path / "helper.py"
-    file.write_text("FACTOR = 1")
-    monkeypatch.setitem(sys.modules, "helper", types.ModuleType("helper"))
+    write(file, "FACTOR = 1")
+    monkeypatch.setitem(sys.modules, "helper", ModuleType("helper"))
     monkeypatch.setattr(sys.modules["helper"], "__file__", str(file), raising=False)
     ask()
     ask()
     assert len(computed) == 1
-    file.write_text("FACTOR = 2")
+    write(file, "FACTOR = 2")
     ask()
     assert len(computed) == 2
+    file.write_text("FACTOR = 1")
+    ask()
+    assert len(computed) == 3, "the file was changed after this process may have loaded it"
 
 
-def test_a_model_without_a_file_is_computed_again(ask: Ask, computed: list[int]) -> None:
-    kinds: dict[str, Any] = {"Net": Net}
+def write(file: Path, text: str) -> None:
+    """Write a file as if before this process started."""
+    file.write_text(text)
+    os.utime(file, (1e9, 1e9))
+
+
+def test_a_file_that_the_user_names_counts(ask: Ask, computed: list[int], tmp_path: Path) -> None:
+    ask()
+    write(tmp_path / "inputs.pt", "first")
+    ask()
+    ask()
+    assert len(computed) == 2
+    write(tmp_path / "inputs.pt", "other")
+    ask()
+    assert len(computed) == 3
+
+
+@pytest.mark.parametrize("module", ["builtins", "__main__"])
+def test_a_model_without_a_file_is_computed_again(ask: Ask, computed: list[int], module: str) -> None:
+    """A class of the user's main script is unpickled in a process whose own main module is another file."""
+    kinds: dict[str, Any] = {"Net": Net, "__name__": module}
     exec("class Own(Net): pass", kinds)
     for _ in range(2):
         torch.manual_seed(0)
         ask(module=kinds["Own"](3, 4).eval())
     assert len(computed) == 2
+
+
+def test_a_model_in_memory_is_computed_again(ask: Ask, computed: list[int]) -> None:
+    for _ in range(2):
+        ask(kind="memory")
+    assert len(computed) == 2
+
+
+def test_references_that_eager_does_not_agree_with_are_not_kept(ask: Ask, computed: list[int], tmp_path: Path) -> None:
+    for _ in range(2):
+        ask(change=lambda given: given + 0.01)
+    assert len(computed) == 2
+    assert not (tmp_path / "cache").exists()
 
 
 def test_nothing_is_kept_or_taken_if_the_user_forbids_it(
@@ -176,6 +216,8 @@ def test_a_golden_made_again_is_the_same(tmp_path: Path, monkeypatch: pytest.Mon
         assert manifest.golden is not None
         assert manifest.golden.reference == "float64"
         made.append(golden.read(place / manifest.golden.file.path))
+        said = "the references in float64 are those of an earlier run" in (place / "logs/prepare.log").read_text()
+        assert said == (name == "again")
     files = list((tmp_path / "cache" / "artifacts").glob("*/references.safetensors"))
     assert len(files) == 1, "those of both runs have the same key"
     first, again = made
