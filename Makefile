@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CPP := build/cpp
 UNITY := ON
 FAST := tests/core tests/report tests/evidence tests/runs/test_request.py tests/whole/test_structure.py tests/whole/test_imports.py
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile the same sources
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
