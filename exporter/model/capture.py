@@ -214,7 +214,7 @@ def _export_somehow(
     found.relaxed = True
     asked = fixed_dims.rules(str(violated))
     found.rules = {n: rule for n, rule in asked.items() if n in moving and moving[n].multiple_of % rule.multiple}
-    free = {n: torch.export.Dim.AUTO(min=r.min, max=_most(r)) for n, r in moving.items()}
+    free = {n: torch.export.Dim.AUTO(min=r.min, max=_most(r.max)) for n, r in moving.items()}
     for unnamed in (found.symbols(contract), set(named)):  # first the fixed symbols only, then all
         with contextlib.suppress(Exception):
             return export(module, example, contract, {n: free[n] if n in unnamed else named[n] for n in named})
@@ -234,16 +234,16 @@ def _named(name: str, bounds: Range) -> Any:
     """Return the torch.export.Dim of a symbol; a step makes it a multiple of another Dim, as torch.export advises."""
     step, sizes = bounds.multiple_of, bounds.sizes
     if step == 1:
-        return torch.export.Dim(name, min=bounds.min, max=_most(bounds))
-    return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=max(sizes[-1] // step, 3))
+        return torch.export.Dim(name, min=bounds.min, max=_most(bounds.max))
+    return step * torch.export.Dim(f"_{name}", min=sizes[0] // step, max=_most(sizes[-1] // step))
 
 
-def _most(bounds: Range) -> int:
-    """Return the largest size of the capture.
+def _most(promised: int) -> int:
+    """Return the largest value of a Dim whose largest promised value is given.
 
-    torch.export treats 1 as a constant, and would fix the size if 2 were the only other one.
+    torch.export treats 1 as a constant, and would fix the size if 2 were the only other value.
     """
-    return max(bounds.max, 3)
+    return max(promised, 3)
 
 
 def _export(
