@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import logging
 import warnings
 from collections import Counter
@@ -185,6 +186,8 @@ def onnx(
     else:
         ort.quantize_dynamic(model, str(made), **common)
     quantized = library.load(str(made))
+    if next(itertools.islice(_graphs(quantized.graph), 1, None), None):
+        quantized = _in_order(quantized)
     library.helper.set_model_props(quantized, properties)
     library.save(quantized, str(path))
     made.unlink()
@@ -220,6 +223,18 @@ def _transpose_shared_weights(graph: Any) -> None:
             uses[name] -= 1
             if not uses[name]:
                 owner.initializer.remove(weights[name])
+
+
+def _in_order(model: Any) -> Any:
+    """Return the model with its nodes in topological order.
+
+    The quantizer's own order may have a loop or a condition before a node whose output only its subgraph uses.
+    """
+    import onnx_ir
+
+    sorted_model = onnx_ir.from_proto(model)
+    sorted_model.graph.sort()
+    return onnx_ir.to_proto(sorted_model)
 
 
 def _graphs(graph: Any) -> Iterator[Any]:

@@ -38,6 +38,7 @@ from exporter.targets import (
     _onnx_file,
     _onnx_rewriting,
     _onnx_stored,
+    _onnx_translations,
     _ort_cuda_graphs,
     _ort_level,
     _specialized,
@@ -224,16 +225,17 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     from exporter.model import recurrent, type_promotion
 
     type_promotion.make_explicit(exported)
-    names: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
         "output_names": contract.output_names(program.contract),
+        "custom_translation_table": _onnx_translations.table(),
     }
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 
     def translate(optimize: bool) -> Any:
         with recurrent.kept(), _onnx_rewriting.without_needless_searches():
             return torch.onnx.export(
-                exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **names
+                exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **settings
             )
 
     try:

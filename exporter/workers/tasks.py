@@ -335,22 +335,25 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
             kept_layers.require_crossed(made, kept, program.example)
         return made
 
-    def calibrating(sizes: dict[str, int], make: Callable[[int], Tensors]) -> capture.Samples:
+    def calibrating(promised: Contract, sizes: Sizes, make_at: Callable[[Sizes, int], Tensors]) -> capture.Samples:
         real = [one for one in _samples(loaded(), prepared.contract) if _fits(one, sizes, name)]
         given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
-        # Calibrate with drawn inputs and unusual values too, because the golden has all of them.
-        drawn = [make(seed) for seed in SAMPLES]
+        # Calibrate with drawn inputs of many sizes and unusual values too, because the golden has all of them.
+        drawn = [make_at(sizes, seed) for seed in SAMPLES]
         unusual = _unusual(loaded(), drawn[0], job.options.device)
-        return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn) + unusual
+        seeds = SAMPLES if loaded().state else SAMPLES[:1]
+        others = [
+            one
+            for other in _others(prepared.base, sizes, promised)
+            for one in _in_a_row(loaded(), [make_at(other, seed) for seed in seeds])
+        ]
+        return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn) + unusual + others
 
     def made(promised: Contract, sizes: dict[str, int], file: Path) -> capture.Program:
-        def make_at(own: dict[str, int], seed: int = 0) -> Tensors:
+        def make_at(own: Sizes, seed: int = 0) -> Tensors:
             at = sizes | own
             return tuple(t.to(job.options.device) for t in loaded().arguments(prepared.contract, at, seed))
-
-        def make(seed: int) -> Tensors:
-            return make_at({}, seed)
 
         own = (*precision.DTYPES, *SMALL_WEIGHTS)  # the shared program has the model's own weights
         shared = None if chosen in own else file
@@ -358,9 +361,9 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
             promised,
             job.options.device,
             make_module,
-            functools.partial(make, 0),
+            functools.partial(make_at, {}),
             shared,
-            make_samples=lambda: calibrating(sizes, make),
+            make_samples=lambda: calibrating(promised, sizes, make_at),
             make_at=make_at,
         )
 
@@ -375,6 +378,19 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         for size in _entries(stamped)
     }
     return program
+
+
+def _others(base: Sizes, sizes: Sizes, promised: Contract) -> list[Sizes]:
+    """Return sizes like those of a golden for this contract, other than `sizes`, each once.
+
+    Inputs of layers may have other ranges there: the more values a softmax has, the smaller they are.
+    """
+    example = {name: probing.nearest(base[name], bounds) for name, bounds in promised.symbols.items()}
+    found: list[Sizes] = []
+    for one, _ in probing.probe_plan({**sizes, **example}, promised.symbols):
+        if one not in (sizes, *found):
+            found.append(one)
+    return found
 
 
 def _unusual(loaded: LoadedModel, data: Tensors, device: str) -> list[Tensors]:

@@ -156,9 +156,31 @@ def test_calibration_data_include_the_samples(tmp_path: Path) -> None:
     prepared = messages.Prepared(CONTRACT, sizes, sizes, "random", 0, 0, 0.0)
     program = tasks.program_of(asked, prepared, "onnx")
     unusual = ("zeros", "ones", "negative", "tiny")
-    lengths = [8, 16, 31, *(16 for _ in (*tasks.SAMPLES, *unusual))]
-    assert [inputs[0].shape[1] for inputs in program.samples] == lengths
-    assert program.calibration == "calibrated with 3 of samples() and 12 generated inputs"
+    drawn = [(2, 16) for _ in (*tasks.SAMPLES, *unusual)]
+    others = [(1, 16), (3, 16), (8, 16), (2, 4), (2, 17), (2, 64), (3, 5)]
+    assert [tuple(inputs[0].shape) for inputs in program.samples] == [(1, 8), (1, 16), (1, 31), *drawn, *others]
+    assert program.calibration == "calibrated with 3 of samples() and 19 generated inputs"
+
+
+def test_calibration_data_have_the_sizes_that_the_artifact_allows() -> None:
+    """Not those that a step or an entry excludes, nor an example that is excluded."""
+    from exporter.workers import tasks
+
+    def sizes(base: dict[str, int], used: dict[str, int], **symbols: Range) -> list[dict[str, int]]:
+        promised: Any = SimpleNamespace(symbols=symbols)
+        return tasks._others(base, used, promised)
+
+    batches = [{"batch": size} for size in (1, 3, 8)]
+    assert sizes({"batch": 2}, {"batch": 2}, batch=Range(1, 8)) == batches
+    assert sizes({"batch": 1}, {"batch": 2}, batch=Range(2, 2)) == []
+    assert sizes({"batch": 1}, {"batch": 4}, batch=Range(1, 16, multiple_of=4)) == [
+        {"batch": 8},
+        {"batch": 12},
+        {"batch": 16},
+    ]
+    entries = [one | {"length": 32} for one in batches]
+    assert sizes({"batch": 2, "length": 16}, {"batch": 2, "length": 32}, batch=Range(1, 8)) == entries
+    assert sizes({}, {}) == []
 
 
 class Logarithm(torch.nn.Module):
@@ -189,7 +211,7 @@ def test_an_int8_row_names_its_calibration_data(run: Run, lent_zygote: None) -> 
     manifest, place = run("measured:measured", "compile@int8,onnx@int8,trace@int8")
     said = {name: "; ".join(row.notes) for name, row in rows(manifest).items()}
     for name in ("compile@int8", "onnx@int8"):
-        assert "calibrated with 3 of samples() and 12 generated inputs" in said[name]
+        assert "calibrated with 3 of samples() and 19 generated inputs" in said[name]
     assert "calibrated" not in said["trace@int8"]
     assert "calibrated with 3 of samples()" in report.render_all([(manifest, place)], "md")
 

@@ -258,6 +258,30 @@ def test_onnx_in_int8_with_shared_weights(tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(given.flatten(), module(ids)[0].flatten(), 0) > 0.999
 
 
+class Bags(torch.nn.Module):
+    """Its ONNX has a loop whose body uses values of the graph around it, before a layer that is quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = torch.nn.EmbeddingBag(24, 16, mode="sum")
+        self.logits = torch.nn.Linear(16, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.bags(ids * 5 % 24))
+
+
+def test_onnx_in_int8_with_a_loop(tmp_path: Path) -> None:
+    """onnxruntime's quantizer moves the loop before the nodes that only its body depends on."""
+    ids = torch.arange(24).reshape(4, 6)
+    module = FlatModule(Bags(), flatten_inputs(Bags(), {"ids": ids})).eval()
+    specs = TensorSpec("ids", "int64", ("batch", 6)), TensorSpec("output", "float32", ("batch", 8))
+    promise = Contract("bags", specs[:1], specs[1:], {"batch": Range(1, 32)})
+    program = Program(promise, "cpu", lambda: module, lambda: (ids,), None, make_samples=lambda: ([], [(ids,)]))
+    targets.get("onnx").export(program, tmp_path / "model.onnx", Options(precision="int8"))
+    (given,) = targets.get("onnx").load(tmp_path / "model.onnx", Options()).run((ids,))
+    assert torch.nn.functional.cosine_similarity(given.flatten(), module(ids)[0].flatten(), 0) > 0.999
+
+
 def test_a_weight_that_is_an_output_too_stays() -> None:
     import onnx
 
