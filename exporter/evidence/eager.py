@@ -15,7 +15,7 @@ import torch
 from exporter.core import source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.parity_records import Tolerance
-from exporter.evidence import nonfinite, perturbations
+from exporter.evidence import casts, nonfinite, perturbations
 from exporter.model import custom_ops, mixture_of_experts, widening
 from exporter.model.tensors import Tensors
 
@@ -82,8 +82,13 @@ def as_finite(found: Sequence[Tensors], eager: Sequence[Tensors]) -> bool:
 def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
     """Return the result of `compute`, run with the module in float64 on the CPU.
 
-    Weights that do not fit into memory in float64 are widened at each use.
+    Weights that do not fit into memory in float64 are widened at each use. If the model fails, its own casts to other
+    floating dtypes become casts to float64.
     """
+    return casts.run(module, lambda: _in_double(module, compute))
+
+
+def _in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
     module.to("cpu")
     with mixture_of_experts.dense(module):
         if not widening.fits(module):

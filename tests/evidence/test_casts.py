@@ -1,0 +1,82 @@
+"""References of models that cast to a dtype themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from exporter.evidence import casts, eager
+from exporter.model.tensors import Tensors
+
+Cast = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Casting(torch.nn.Module):
+    """Computes in float16 and returns float32."""
+
+    def __init__(self, cast: Cast) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(8, 4).half()
+        self.cast = cast
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        return (self.layer(self.cast(x)).float(),)
+
+
+@pytest.mark.parametrize(
+    ("cast", "exact"),
+    [
+        (torch.Tensor.half, torch.Tensor.double),
+        (lambda x: x.to(torch.float16), torch.Tensor.double),
+        (lambda x: x.type(torch.float16), torch.Tensor.double),
+        (lambda x: x.half() * torch.full((8,), 3.0, dtype=torch.float16), lambda x: x.double() * 3),
+        (lambda x: x.softmax(-1, dtype=torch.float32).half(), lambda x: x.double().softmax(-1)),
+    ],
+)
+def test_a_model_that_casts_has_references_in_float64(cast: Cast, exact: Cast) -> None:
+    module, x = Casting(cast).eval(), torch.randn(3, 8)
+    outputs = eager.run(module, (x,), "cpu")
+    (found,), kind = eager.references(module, [(x,)], [outputs], "cpu")
+    layer = module.layer
+    expected = torch.nn.functional.linear(exact(x), layer.weight.double(), layer.bias.double())
+    assert kind == "float64"
+    assert layer.weight.dtype == torch.float16
+    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_casts_stay_as_they_are_where_they_do_no_harm() -> None:
+    """Such as those of a model that rounds on purpose."""
+
+    class Rounding(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Tensors:
+            return (x.half().to(x.dtype),)
+
+    module, x = Rounding(), torch.randn(3, 8)
+    (found,), kind = eager.references(module, [(x,)], [(x.half().float(),)], "cpu")
+    assert kind == "float64"
+    assert torch.equal(found[0], x.half().double())
+
+
+def test_a_model_that_fails_anyway_is_its_own_reference() -> None:
+    class OnlyHalf(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Tensors:
+            assert x.half().dtype == torch.float16
+            assert x.dtype == torch.float32
+            return (x,)
+
+    module, x = OnlyHalf(), torch.randn(3, 8)
+    found, kind = eager.references(module, [(x,)], [(x,)], "cpu")
+    assert kind == "eager"
+    assert torch.equal(found[0][0], x.double())
+    assert module not in casts._casting
+
+
+def test_nan_and_infinity_are_tried_with_the_casts_that_the_references_needed() -> None:
+    module, x = Casting(torch.Tensor.half).eval(), torch.randn(3, 8)
+    eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")], "cpu")
+    ((found,),) = eager.attempts(module, [(x,)], "cpu", 60)
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == torch.float64
