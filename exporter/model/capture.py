@@ -20,7 +20,7 @@ from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
-from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent, running_statistics
+from exporter.model import fixed_dims, inverse_stft, mapped_program, mixture_of_experts, recurrent, running_statistics
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
@@ -253,7 +253,13 @@ def _export(
         {axis: _dim(dim, dims) for axis, dim in enumerate(spec.shape) if not isinstance(dim, int)}
         for spec in contract.inputs
     )
-    with torch.no_grad(), recurrent.kept(), mixture_of_experts.dense(module), running_statistics.written():
+    with (
+        torch.no_grad(),
+        recurrent.kept(),
+        mixture_of_experts.dense(module),
+        running_statistics.written(),
+        inverse_stft.traced(),
+    ):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 
 
