@@ -77,6 +77,31 @@ def dynamic(module: torch.nn.Module, kept: Sequence[str] = ()) -> tuple[torch.nn
     return quantized, f"{found} linear layers in int8"
 
 
+def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return the program without operators that write to a tensor which is used again, as in `x[:, 0] = 0`.
+
+    torchao quantizes a tensor where it is made, before such a write. Composite operators, such as linear, stay whole.
+    """
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
+            if argument.is_write and _is_used_again(given, node):
+                made: torch.export.ExportedProgram = program.run_decompositions({})
+                return made
+    return program
+
+
+def _is_used_again(tensor: Any, writer: Any) -> bool:
+    """Return whether a graph may use a tensor after a node that writes to it: it is a view, or another node uses it."""
+    import torch
+
+    if not isinstance(tensor, torch.fx.Node):
+        return True
+    schema = getattr(tensor.target, "_schema", None)
+    is_view = any(one.alias_info and not one.alias_info.is_write for one in (schema.returns if schema else ()))
+    return is_view or any(user > writer for user in tensor.users)
+
+
 def pt2e(
     graph: torch.fx.GraphModule, examples: Sequence[Tensors], narrow: bool = False, kept: Sequence[str] = ()
 ) -> torch.nn.Module:

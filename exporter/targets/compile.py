@@ -245,7 +245,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     try:
         if options.keep_float:
             layer_names.require_known(program.module, options.keep_float)
-        whole = program.exported.module(check_guards=False)
+        whole = _int8.functional(program.exported).module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, _int8.is_narrow(options), options.keep_float)
     except (ValueError, IndexError, _int8.NothingToQuantize) as error:  # perhaps it lacks what a strict export records
         try:
@@ -254,7 +254,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
             if isinstance(error, _int8.NothingToQuantize):
                 raise error from None
             raise
-        whole = graph.module(check_guards=False)
+        whole = _int8.functional(graph).module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, _int8.is_narrow(options), options.keep_float)
     return program.capture(quantized)
 

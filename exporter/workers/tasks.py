@@ -43,7 +43,8 @@ from exporter.workers.messages import GoldenSettings, Job, Prepared
 from exporter.workers.reference_cache import References
 from exporter.workers.session import server
 
-SAMPLES = range(7000, 7008)  # seeds of the inputs used for calibration; the golden uses none of them
+SAMPLES = range(7000, 7064)  # seeds of the inputs used for calibration; the golden uses none of them
+FEWEST, ENOUGH = 8, 16384  # calibration inputs, and their floating values, which show how large values become
 
 
 def prepare(channel: socket.socket, job: Job, capture_program: bool, making: GoldenSettings) -> Findings:
@@ -340,9 +341,9 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
         # Calibrate with drawn inputs of many sizes and unusual values too, because the golden has all of them.
-        drawn = [make_at(sizes, seed) for seed in SAMPLES]
+        drawn = _enough(lambda seed: make_at(sizes, seed))
         unusual = _unusual(loaded(), drawn[0], job.options.device)
-        seeds = SAMPLES if loaded().state else SAMPLES[:1]
+        seeds = SAMPLES[: FEWEST if loaded().state else 1]
         others = [
             one
             for other in _others(prepared.base, sizes, promised)
@@ -380,6 +381,14 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
     return program
 
 
+def _enough(make: Callable[[int], Tensors]) -> list[Tensors]:
+    """Return inputs for calibration: FEWEST, or up to all of SAMPLES if each has few floating values."""
+    first = make(SAMPLES[0])
+    values = sum(tensor.numel() for tensor in first if tensor.is_floating_point())
+    count = max(FEWEST, -(-ENOUGH // values) if values else 0)
+    return [first, *map(make, SAMPLES[1:count])]
+
+
 def _others(base: Sizes, sizes: Sizes, promised: Contract) -> list[Sizes]:
     """Return sizes like those of a golden for this contract, other than `sizes`, each once.
 
@@ -407,7 +416,7 @@ def _unusual(loaded: LoadedModel, data: Tensors, device: str) -> list[Tensors]:
         if change == perturbations.LARGE:
             continue
         with contextlib.suppress(Exception, time_limit.OutOfTime), time_limit.stop_after(limit_s):
-            calls = _in_a_row(loaded, [(*changed, *state)] * (len(SAMPLES) if state else 1))
+            calls = _in_a_row(loaded, [(*changed, *state)] * (FEWEST if state else 1))
             if all(map(_is_finite, (*calls[-1], *eager_calls.run(loaded.module, calls[-1], device)))):
                 found += calls
     return found

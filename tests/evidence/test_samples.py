@@ -159,7 +159,18 @@ def test_calibration_data_include_the_samples(tmp_path: Path) -> None:
     drawn = [(2, 16) for _ in (*tasks.SAMPLES, *unusual)]
     others = [(1, 16), (3, 16), (8, 16), (2, 4), (2, 17), (2, 64), (3, 5)]
     assert [tuple(inputs[0].shape) for inputs in program.samples] == [(1, 8), (1, 16), (1, 31), *drawn, *others]
-    assert program.calibration == "calibrated with 3 of samples() and 19 generated inputs"
+    assert program.calibration == "calibrated with 3 of samples() and 75 generated inputs"
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 64), (256, 64), (1024, 16), (2000, 9), (4096, 8)])
+def test_small_inputs_are_calibrated_with_more_of_them(size: int, count: int) -> None:
+    """The largest of few values says little about the largest of others."""
+    from exporter.workers import tasks
+
+    ids = torch.ones(9, dtype=torch.int64)
+    assert len(tasks._enough(lambda seed: (ids,))) == 8, "integers are no activations"
+    found = tasks._enough(lambda seed: (ids, torch.full((size,), float(seed))))
+    assert [int(one[1][0]) for one in found] == list(tasks.SAMPLES[:count])
 
 
 def test_calibration_data_have_the_sizes_that_the_artifact_allows() -> None:
@@ -202,7 +213,7 @@ def test_calibration_data_include_the_unusual_values_that_the_model_accepts(monk
     given, state = torch.tensor([[0.5, 2.0]]), torch.tensor([3.0])
     loaded: Any = SimpleNamespace(names=("x",), module=Logarithm(), state=None)
     found, *again = tasks._unusual(loaded, (given, state), "cpu")
-    assert len(again) == len(tasks.SAMPLES) - 1
+    assert len(again) == tasks.FEWEST - 1
     assert 0 < float(found[0].max()) < torch.finfo(torch.float32).tiny, "of zeros, ones, negative, large and tiny ones"
     assert found[1] is state
 
@@ -211,7 +222,7 @@ def test_an_int8_row_names_its_calibration_data(run: Run, lent_zygote: None) -> 
     manifest, place = run("measured:measured", "compile@int8,onnx@int8,trace@int8")
     said = {name: "; ".join(row.notes) for name, row in rows(manifest).items()}
     for name in ("compile@int8", "onnx@int8"):
-        assert "calibrated with 3 of samples() and 19 generated inputs" in said[name]
+        assert "calibrated with 3 of samples() and 75 generated inputs" in said[name]
     assert "calibrated" not in said["trace@int8"]
     assert "calibrated with 3 of samples()" in report.render_all([(manifest, place)], "md")
 

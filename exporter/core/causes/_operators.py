@@ -58,6 +58,12 @@ CAUSES = (
         "compute it when the module is built, or with tensor operations; for sizes, use // and %",
     ),
     Cause(
+        "size-as-attribute-onnx",
+        (r"Unsupported attribute type: '<class '[\w.]*SymbolicTensor'>'",),
+        "An argument that ONNX has as a constant, such as a convolution's groups, is a size of the input",
+        "fix that size (--size NAME=N), write the operation without that argument, or ship another target",
+    ),
+    Cause(
         "operator-not-in-opset",
         (
             NO_ONNX + r"<OpOverload\(op='(?P<op>[\w.]+)'",
