@@ -6,6 +6,7 @@ register them.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -105,6 +106,21 @@ def require(namespaces: Iterable[str]) -> None:
                 Blame("custom-operator-not-registered", {"op": namespace}),
             )
         load(file)
+
+
+def registered() -> set[str]:
+    """Return the namespaces of known libraries that are registered in this process."""
+    return set(filter(_registered, LIBRARIES))
+
+
+def import_packages(namespaces: Iterable[str]) -> None:
+    """Import the packages of known libraries that are not registered; a model may do so only when it is called.
+
+    A package registers more than its library: the fake kernels that torch.export needs.
+    """
+    for namespace in namespaces:
+        if namespace in LIBRARIES and not _registered(namespace):
+            importlib.import_module(namespace)
 
 
 def is_missing(error: BaseException) -> bool:

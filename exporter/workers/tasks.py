@@ -53,7 +53,9 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     A `Prepared` is sent as soon as the program is captured, so that exports can start before the golden is made.
     """
     loaded = load_model(job)
+    registered = custom_ops.registered()
     found = keeping.find(job, loaded)
+    when_called = custom_ops.registered() - registered
     if isinstance(loaded.module, StatefulModule) and not making.plan:
         states.save(loaded.module.state, job.state_file)
     points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
@@ -77,7 +79,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         limits=tuple(captured.limits),
-        ops=tuple(captured.ops),
+        ops=tuple(sorted({*captured.ops, *when_called})),
         points=points,
         origin=str(getattr(published, "exporter_origin", "")),
         licence=str(getattr(published, "exporter_licence", "")),
@@ -465,6 +467,7 @@ def export_variant(
     started = time.perf_counter()
     if prepared.ops:
         _ = program.module  # importing the model's code registers the operators and their output shapes
+        custom_ops.import_packages(prepared.ops)
     exported = route.export(program, path, job.options)
     exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
     if job.options.precision in SMALL_WEIGHTS:

@@ -94,8 +94,9 @@ def passed(manifest: Manifest, namespace: str) -> None:
         assert variant.contract.ops == (namespace,)
 
 
-def test_operators_of_torchvision(run: Run) -> None:
-    manifest, place = run("operators:aligned", "trace,script,export")
+@pytest.mark.parametrize("recipe", ["operators:aligned", "imports_when_called:aligned"])
+def test_operators_of_torchvision(run: Run, recipe: str) -> None:
+    manifest, place = run(recipe, "trace,script,export")
     passed(manifest, "torchvision")
     code = (
         "import sys, torch, exporter\n"
