@@ -197,12 +197,15 @@ class _Translated:
 
 def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     """Translate with torch's newer exporter or, if it fails, the older one. ExportError names what failed."""
+    from exporter.model import folding
     from exporter.targets import _onnx_tracing
 
     captured = False
     try:
         exported = [program.exported for program in programs]
         captured = not any(map(_onnx_tracing.takes_numbers, exported))
+        if options.precision not in SMALL_WEIGHTS:  # which are dequantized in the graph
+            exported = [folding.fold_weights(one, f"folded_{i}") for i, one in enumerate(exported)]
         return _Translated(tuple(map(partial(_by_dynamo, options=options), programs, exported)), DYNAMO)
     except ExportError as error:
         failed = error
