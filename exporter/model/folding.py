@@ -1,4 +1,7 @@
-"""Rewrites of exported programs: batch norms folded into convolutions, linear layers merged, weights computed ahead."""
+"""Rewrites of exported programs: batch norms folded into convolutions, linear layers merged, weights computed ahead.
+
+This file is long because the rewrites share how a program is copied and built again.
+"""
 
 from __future__ import annotations
 
