@@ -20,7 +20,15 @@ from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
-from exporter.model import fixed_dims, inverse_stft, mapped_program, mixture_of_experts, recurrent, running_statistics
+from exporter.model import (
+    fixed_dims,
+    inverse_stft,
+    mapped_program,
+    mixture_of_experts,
+    recurrent,
+    running_statistics,
+    sizes_in_calls,
+)
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
@@ -259,6 +267,7 @@ def _export(
         mixture_of_experts.dense(module),
         running_statistics.written(),
         inverse_stft.traced(),
+        sizes_in_calls.traced(),
     ):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 

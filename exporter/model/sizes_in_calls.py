@@ -1,0 +1,97 @@
+"""Functions that torch.export accepts only with constant sizes, as functions that accept a size of the input.
+
+`torch.linspace(0, 1, x.shape[1])` and `avg_pool2d(x, x.shape[2:])` fix the size, because the operators take no symbolic
+number there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._decomp import decompositions
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+Function = Callable[..., Any]
+POOLS: dict[str, Any] = {"avg": torch.mean, "max": torch.amax}
+
+
+@contextlib.contextmanager
+def traced() -> Iterator[None]:
+    """Replace the functions within this context; with constant sizes they do what they always do."""
+    made: list[tuple[Any, str, Function, int, str]] = [  # the position and name of the argument
+        (torch, "linspace", linspace, 2, "steps"),
+        (torch, "affine_grid_generator", decompositions.affine_grid_generator, 1, "size"),
+        (torch.Tensor, "new_tensor", new_tensor, 1, "data"),
+        (functional, "one_hot", one_hot, 1, "num_classes"),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, other, place, argument in made:
+            either = _either(getattr(owner, name), other, place, argument)
+            stack.enter_context(mock.patch.object(owner, name, either))
+        for kind, reduce in POOLS.items():
+            for dims in (1, 2, 3):
+                name = f"{kind}_pool{dims}d"
+                usual = getattr(functional, name)
+                stack.enter_context(mock.patch.object(functional, name, _pool(usual, reduce, dims)))
+        yield
+
+
+def _either(usual: Function, other: Function, place: int, argument: str) -> Function:
+    """Return a function that calls `other` if this argument has a size of the input."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if place < len(args) else kwargs.get(argument)
+        return (other if _is_symbolic(given) else usual)(*args, **kwargs)
+
+    return call
+
+
+def _is_symbolic(argument: Any) -> bool:
+    return any(isinstance(one, torch.SymInt) for one in pytree.tree_leaves(argument))
+
+
+def linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+    """Return what torch.linspace returns, which counts each half from its own end."""
+    dtype = dtype or torch.get_default_dtype()
+    place = torch.arange(steps, dtype=dtype if dtype.is_floating_point else torch.float64, **options)
+    last = torch.sym_max(steps - 1, 1)
+    step = (end - start) / last
+    return torch.where(2 * place < steps, start + step * place, end - step * (last - place)).to(dtype)
+
+
+def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Return what torch.nn.functional.one_hot returns, without a check of the values."""
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+
+def new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
+    """Return what Tensor.new_tensor returns."""
+    return torch.tensor(data, **{"dtype": tensor.dtype, "device": tensor.device, **options})
+
+
+def _pool(usual: Function, reduce: Function, dims: int) -> Function:
+    """Return a pool that reduces whole dimensions if the kernel has the sizes of the input."""
+
+    def call(input: torch.Tensor, kernel_size: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,)
+        kernel = kernel * dims if len(kernel) == 1 else kernel
+        names = ("stride", "padding", "dilation or mode", "mode", "return_indices or divisor_override")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        plain = not any(given.get(name) for name in ("padding", "return_indices", "divisor_override", names[-1]))
+        if plain and _is_symbolic(kernel) and all(map(_is_same, kernel, input.shape[-dims:])):
+            return reduce(input, tuple(range(-dims, 0)), keepdim=True)
+        return usual(input, kernel_size, *args, **kwargs)
+
+    return call
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two sizes are always the same, without a condition on them in the exported program."""
+    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
+        return bool(one.node.expr == other.node.expr)
+    return isinstance(one, int) and isinstance(other, int) and one == other

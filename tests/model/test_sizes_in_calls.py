@@ -1,0 +1,108 @@
+"""Sizes of the input as arguments that torch.export takes only as constants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.size_range import Range
+from exporter.model import capture, sizes_in_calls
+from exporter.model.flattening import FlatModule, flatten_inputs
+
+Compute = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Calls(nn.Module):
+    """Applies a function to images of any height and width."""
+
+    def __init__(self, function: Compute) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def grid(x: torch.Tensor, align_corners: bool) -> torch.Tensor:
+    theta = torch.tensor([[0.8, -0.6, 0.1], [0.6, 0.8, 0.0]]).expand(x.shape[0], 2, 3)
+    return functional.affine_grid(theta, list(x.shape), align_corners=align_corners)
+
+
+def captured(function: Compute) -> capture.Captured:
+    module, x = Calls(function), torch.randn(2, 3, 8, 10)
+    flat = FlatModule(module, flatten_inputs(module, {"x": x})).eval()
+    spec = TensorSpec("x", "float32", ("batch", 3, "height", "width"))
+    ranges = {"batch": Range(2, 8), "height": Range(2, 64), "width": Range(2, 64)}
+    return capture.capture(flat, (x,), Contract("calls", (spec,), (), ranges))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.linspace(-1, 1, x.shape[3]),
+        lambda x: x + torch.linspace(start=0.5, end=x.shape[3] - 0.5, steps=x.shape[3], dtype=x.dtype, device=x.device),
+        lambda x: x + torch.linspace(0, 100, x.shape[3], dtype=torch.int64),
+        lambda x: x + torch.linspace(x.mean(), 1.0, x.shape[3]),
+        lambda x: grid(x, align_corners=False),
+        lambda x: grid(x, align_corners=True),
+        lambda x: functional.avg_pool2d(x, x.shape[2:]),
+        lambda x: functional.avg_pool2d(x, kernel_size=x.size()[2:], stride=1, padding=0),
+        lambda x: functional.max_pool2d(x, x.shape[-2:]),
+        lambda x: functional.max_pool1d(x[:, :, 0], x.shape[3]),
+        lambda x: functional.max_pool1d(x.flatten(2), x.shape[2] * x.shape[3]),
+        lambda x: functional.avg_pool3d(x, (3, *x.shape[2:])),
+        lambda x: x + functional.one_hot(torch.arange(x.shape[3]), x.shape[3])[-1],
+        lambda x: x / x.new_tensor([x.shape[2], x.shape[3]]).max(),
+    ],
+)
+def test_sizes_stay_dynamic(function: Compute) -> None:
+    found = captured(function)
+    assert (found.fixed, found.bounds) == ((), {})
+    program = found.program.module()
+    for height, width in itertools.product((2, 9, 64), (2, 11)):
+        x = torch.randn(3, 3, height, width)
+        torch.testing.assert_close(program(x)[0], function(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.avg_pool2d(x, x.shape[2] // 2),  # a part of the input
+        lambda x: functional.max_pool1d(x[:, :, 0], x.shape[2]),  # another size
+        lambda x: functional.avg_pool2d(x, x.shape[2:], 1, 1),  # padded
+        lambda x: functional.max_pool2d(x, x.shape[2:], return_indices=True)[1],
+        lambda x: functional.avg_pool2d(x, x.shape[2:], divisor_override=2),
+    ],
+)
+def test_other_pools_stay_pools(function: Compute) -> None:
+    found = captured(function)
+    assert found.fixed
+    assert any("pool" in str(node.target) for node in found.program.graph.nodes)
+    x = torch.randn(2, 3, 8, 10)
+    torch.testing.assert_close(found.program.module(check_guards=False)(x)[0], function(x))
+
+
+def test_constant_sizes_call_torch() -> None:
+    x = torch.randn(2, 3, 8, 10)
+    with sizes_in_calls.traced():
+        replaced = torch.linspace
+        given = (
+            functional.max_pool2d(x, 8),
+            torch.linspace(0, 1, 7),
+            x.new_tensor([1, 2]),
+            functional.one_hot(x.argmax(3)),
+        )
+    assert replaced is not torch.linspace
+    expected = (
+        functional.max_pool2d(x, 8),
+        torch.linspace(0, 1, 7),
+        x.new_tensor([1, 2]),
+        functional.one_hot(x.argmax(3)),
+    )
+    assert all(map(torch.equal, given, expected))
