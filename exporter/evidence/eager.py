@@ -62,7 +62,8 @@ def references_also(
 
     try:
         found, others = in_double(module, compute)
-        return (found, others, "float64") if as_finite(found, eager) else (_own(eager), others, "eager")
+        usable = as_finite(found, eager) and all(casts.agree(module, *pair) for pair in zip(eager, found, strict=True))
+        return (found, others, "float64") if usable else (_own(eager), others, "eager")
     except Exception:  # a model that was not written for float64 can raise anything
         return _own(eager), [in_float64(outputs) for _, outputs in unusual], "eager"
     finally:
@@ -85,20 +86,16 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
     Weights that do not fit into memory in float64 are widened at each use. If the model fails, its own casts to other
     floating dtypes become casts to float64.
     """
-    return casts.run(module, lambda: _in_double(module, compute))
-
-
-def _in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
     module.to("cpu")
     with mixture_of_experts.dense(module):
         if not widening.fits(module):
             try:
                 with widening.at_each_use(module) as others, _in_float64(others):
-                    return compute()
+                    return casts.run(module, compute)
             except Exception:  # widening at each use fails for some kinds of weights
                 widening.allow_all_where_they_fit(module)
         with _in_float64(widening.floating(module)):
-            return compute()
+            return casts.run(module, compute)
 
 
 def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str, limit_s: float) -> list[nonfinite.Attempt]:

@@ -262,6 +262,7 @@ class Limit:
     def __init__(self, module: torch.nn.Module, example: Tensors, device: str, calls: int = 1) -> None:
         """Count the operations of the example; `calls` is the number of calls per case."""
         counted = operations.count(lambda: eager.run(module, example, device))
+        self.most_calls = int(CASE_OPERATIONS // max(counted, 1))  # of the example, in the time of one case
         self._calls = calls
         self._per_element = calls * counted / sum(t.numel() for t in example)
 

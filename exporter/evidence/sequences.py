@@ -15,7 +15,7 @@ import torch
 
 from exporter.core import precisions, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
-from exporter.evidence import eager, golden, make_golden, nonfinite, perturbations
+from exporter.evidence import casts, eager, golden, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.evidence.make_golden import MakeInputs
@@ -80,7 +80,10 @@ class Calls:
             return [self.run(sequence, "cpu", Form(torch.float64, "cpu")) for sequence in wide]
 
         try:
-            return list(map(_widen, eager.in_double(self.module, run_all), outputs)), True
+            found = list(map(_widen, eager.in_double(self.module, run_all), outputs))
+            pairs = [pair for both in zip(outputs, found, strict=True) for pair in zip(*both, strict=True)]
+            is_usable = all(casts.agree(self.module, *pair) for pair in pairs)
+            return (found, True) if is_usable else (list(map(_widen, outputs, outputs)), False)
         except Exception:  # a model not written for float64 can raise anything
             return list(map(_widen, outputs, outputs)), False
         finally:

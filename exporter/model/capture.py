@@ -20,15 +20,7 @@ from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
-from exporter.model import (
-    fixed_dims,
-    inverse_stft,
-    mapped_program,
-    mixture_of_experts,
-    recurrent,
-    running_statistics,
-    sizes_in_calls,
-)
+from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent, running_statistics, sizes_in_calls
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
@@ -96,7 +88,7 @@ class Program:
 
     @property
     def samples(self) -> list[Tensors]:
-        """Return calibration inputs: the recipe's samples, then generated ones at the capture sizes."""
+        """Return calibration inputs: the recipe's samples, then generated ones."""
         own, drawn = self._samples
         return own + drawn
 
@@ -266,7 +258,6 @@ def _export(
         recurrent.kept(),
         mixture_of_experts.dense(module),
         running_statistics.written(),
-        inverse_stft.traced(),
         sizes_in_calls.traced(),
     ):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)

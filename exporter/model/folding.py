@@ -1,22 +1,17 @@
-"""Rewrites of exported programs: batch norms folded into convolutions, linear layers merged, weights computed ahead.
-
-This file is long because the rewrites share how a program is copied and built again.
-"""
+"""Rewrites of exported programs that make them faster: batch norms folded into convolutions, linear layers merged."""
 
 from __future__ import annotations
 
 import copy
 import operator
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.utils.fusion import fuse_conv_bn_weights
-from torch.utils import _pytree as pytree
 
 CONVOLUTIONS = tuple(
     overload
@@ -38,11 +33,11 @@ def fold_batch_norms(program: torch.export.ExportedProgram) -> torch.export.Expo
     found = [node for node in program.graph.nodes if _is_foldable(node, program)]
     if not found:
         return program
-    module, copies, targets = _copied(program)
+    module, copies, targets = copied(program)
     weights = dict(program.state_dict)
     for node in found:
         _fold(copies[node], targets, weights)
-    return _rebuilt(program, module, weights)
+    return rebuilt(program, module, weights)
 
 
 def merge_linears(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -60,7 +55,7 @@ def merge_linears(program: torch.export.ExportedProgram) -> torch.export.Exporte
     found = [nodes for nodes in groups.values() if len(nodes) > 1]
     if not found:
         return program
-    module, copies, targets = _copied(program)
+    module, copies, targets = copied(program)
     weights = dict(program.state_dict)
     for nodes in found:
         _merge([copies[node] for node in nodes], targets, weights)
@@ -74,95 +69,7 @@ def merge_linears(program: torch.export.ExportedProgram) -> torch.export.Exporte
     except Exception as error:  # whatever an operator raises for its inputs
         print(f"linear layers with the same input are not merged: {error}", file=sys.stderr)
         return program
-    return _rebuilt(program, module, weights)
-
-
-def fold_weights(program: torch.export.ExportedProgram, prefix: str = "folded") -> torch.export.ExportedProgram:
-    """Return a program that has what is computed from weights alone as weights, such as the product of weight_norm.
-
-    Their names begin with `prefix`. Returns the given program, unchanged, if there are none. Views of weights are not
-    computed. Results that take more memory than the weights that they are computed from stay in the graph, and so do
-    random ones.
-    """
-    values = {node: program.state_dict[target] for node, target in _constant_weights(program)}
-    sources = {node: {node} for node in values}
-    computed: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node.op != "call_function" or not (node.all_input_nodes and values.keys() >= {*node.all_input_nodes}):
-            continue
-        if node.target is operator.getitem or _is_pure(node.target):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            with torch.no_grad():
-                values[node] = node.target(*args, **kwargs)
-            sources[node] = set().union(*(sources[one] for one in node.all_input_nodes))
-            if not computed.isdisjoint(node.all_input_nodes) or not _is_view(node.target):
-                computed.add(node)
-    found = [
-        node
-        for node, value in values.items()
-        if node in computed
-        and isinstance(value, torch.Tensor)
-        and not values.keys() >= {*node.users}
-        and value.nbytes <= sum(values[one].nbytes for one in sources[node])
-    ]
-    if not found:
-        return program
-    module, copies, _ = _copied(program)
-    signature, weights = copy.deepcopy(program.graph_signature), dict(program.state_dict)
-    parameters = sum(spec.kind is InputKind.PARAMETER for spec in signature.input_specs)
-    after = [node for node in module.graph.nodes if node.op == "placeholder"][parameters]
-    for i, node in enumerate(found):
-        name = f"{prefix}_{i}"
-        with module.graph.inserting_before(after):
-            placeholder = module.graph.placeholder(name)
-        placeholder.meta["val"] = node.meta["val"]
-        copies[node].replace_all_uses_with(placeholder)
-        spec = InputSpec(InputKind.BUFFER, TensorArgument(placeholder.name), name, persistent=True)
-        signature.input_specs.insert(parameters + i, spec)
-        weights[name] = values[node].detach().contiguous()
-    module.graph.eliminate_dead_code()
-    return _rebuilt(program, module, weights, signature)
-
-
-def _constant_weights(program: torch.export.ExportedProgram) -> Iterator[tuple[fx.Node, str]]:
-    """Yield the placeholders of the weights that the program does not change, and their names."""
-    signature, written = program.graph_signature, set(map(_root, _written(program.graph)))
-    for node, spec in _inputs(program.graph, signature):
-        is_weight = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in program.state_dict
-        if is_weight and node not in written and spec.target not in signature.buffers_to_mutate.values():
-            yield node, str(spec.target)
-
-
-def _written(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Yield the nodes whose tensors another node writes to."""
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for place, argument in enumerate(schema.arguments if schema else ()):
-            if argument.is_write:
-                given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-                yield from (one for one in pytree.tree_leaves(given) if isinstance(one, fx.Node))
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """Return the node whose tensor `node` may be a view of."""
-    while node.op == "call_function" and (node.target is operator.getitem or _is_view(node.target)):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_pure(target: Any) -> bool:
-    """Return whether an operator neither writes to a tensor nor draws random numbers."""
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and not target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in target.tags
-    )
-
-
-def _is_view(target: Any) -> bool:
-    """Return whether an operator's results may share memory with its arguments."""
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(one.alias_info for one in schema.returns)
+    return rebuilt(program, module, weights)
 
 
 class _Propagation(FakeTensorProp):
@@ -177,17 +84,18 @@ class _Propagation(FakeTensorProp):
         return n.meta["val"] if attention else super().run_node(n)
 
 
-def _copied(
+def copied(
     program: torch.export.ExportedProgram,
 ) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node], dict[fx.Node, str | None]]:
     """Return a copy of the graph, the copy of each node, and the weights' names by placeholder of the copy."""
     module = copy.deepcopy(program.graph_module)
     copies = dict(zip(program.graph.nodes, module.graph.nodes, strict=True))  # names may differ
-    targets = {copies[node]: spec.target for node, spec in _inputs(program.graph, program.graph_signature)}
+    targets = {copies[node]: spec.target for node, spec in inputs(program.graph, program.graph_signature)}
     return module, copies, targets
 
 
-def _inputs(graph: fx.Graph, signature: ExportGraphSignature) -> list[tuple[fx.Node, InputSpec]]:
+def inputs(graph: fx.Graph, signature: ExportGraphSignature) -> list[tuple[fx.Node, InputSpec]]:
+    """Return the placeholders of a program's graph, each with what it stands for."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     return list(zip(placeholders, signature.input_specs, strict=True))
 
@@ -281,7 +189,7 @@ def _fold(norm: fx.Node, targets: dict[fx.Node, str | None], weights: dict[str, 
     norm.graph.erase_node(norm)
 
 
-def _rebuilt(
+def rebuilt(
     program: torch.export.ExportedProgram,
     module: fx.GraphModule,
     weights: dict[str, Any],
@@ -289,7 +197,7 @@ def _rebuilt(
 ) -> torch.export.ExportedProgram:
     """Return the program with another graph, without the weights that it no longer uses."""
     signature = signature or copy.deepcopy(program.graph_signature)
-    for node, spec in _inputs(module.graph, signature):
+    for node, spec in inputs(module.graph, signature):
         spec.arg.name = node.name
         if not node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in weights:
             module.graph.erase_node(node)

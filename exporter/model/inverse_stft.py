@@ -3,7 +3,8 @@
 The operator `aten.istft` takes its `length` as a constant, so torch.export fixes the sizes that it is computed from,
 and torch.onnx turns it into a graph that onnxruntime does not accept.
 
-Source: aten/src/ATen/native/SpectralOps.cpp, whose check of the windows' sum is left out.
+Source: aten/src/ATen/native/SpectralOps.cpp, whose check of the windows' sum is left out: where the sum is zero, torch
+raises an error, and the program returns values that are not finite.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 @contextlib.contextmanager
 def traced() -> Iterator[None]:
-    """Replace torch.istft by `Transform.invert` where its result is real."""
+    """Replace torch.istft with `Transform.invert` where its result is real."""
     usual = torch.istft
 
     def either(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -16,20 +16,22 @@ from torch._decomp import decompositions
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from exporter.model import inverse_stft
+
 Function = Callable[..., Any]
 POOLS: dict[str, Any] = {"avg": torch.mean, "max": torch.amax}
 
 
 @contextlib.contextmanager
 def traced() -> Iterator[None]:
-    """Replace the functions within this context; with constant sizes they do what they always do."""
+    """Replace the functions within this context, and torch.istft; with constant sizes they do what they always do."""
     made: list[tuple[Any, str, Function, int, str]] = [  # the position and name of the argument
         (torch, "linspace", linspace, 2, "steps"),
         (torch, "affine_grid_generator", decompositions.affine_grid_generator, 1, "size"),
         (torch.Tensor, "new_tensor", new_tensor, 1, "data"),
         (functional, "one_hot", one_hot, 1, "num_classes"),
     ]
-    with contextlib.ExitStack() as stack:
+    with inverse_stft.traced(), contextlib.ExitStack() as stack:
         for owner, name, other, place, argument in made:
             either = _either(getattr(owner, name), other, place, argument)
             stack.enter_context(mock.patch.object(owner, name, either))

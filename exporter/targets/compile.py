@@ -236,7 +236,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
             return program.capture(program.module)
     if options.precision != "int8":
         return program.artifact
-    from exporter.model import capture, precision
+    from exporter.model import capture, computed_weights, precision
 
     if _weights_alone(options):
         outputs = tuple(spec.dtype for spec in program.function.outputs)
@@ -245,7 +245,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
     try:
         if options.keep_float:
             layer_names.require_known(program.module, options.keep_float)
-        whole = _int8.functional(program.exported).module(check_guards=False)
+        whole = _int8.functional(computed_weights.fold(program.exported)).module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, _int8.is_narrow(options), options.keep_float)
     except (ValueError, IndexError, _int8.NothingToQuantize) as error:  # perhaps it lacks what a strict export records
         try:
@@ -254,7 +254,7 @@ def _graph(program: Program, options: Options) -> torch.export.ExportedProgram:
             if isinstance(error, _int8.NothingToQuantize):
                 raise error from None
             raise
-        whole = _int8.functional(graph).module(check_guards=False)
+        whole = _int8.functional(computed_weights.fold(graph)).module(check_guards=False)
         quantized = _int8.pt2e(whole, program.samples, _int8.is_narrow(options), options.keep_float)
     return program.capture(quantized)
 

@@ -156,12 +156,13 @@ def _quantize(program: Program, path: Path, size: int, options: Options) -> tupl
     """Quantize the model at `path` in place. Return notes on how."""
     if size > ONE_FILE_BYTES:
         raise ExportError("onnxruntime quantizes only models below 2 GB", "choose onnx@fp16, or compile@int8")
-    from exporter.targets import _int8
+    from exporter.targets import _int8, _int8_onnx
 
     kept, narrow = options.keep_float, _int8.is_narrow(options)
     if kept:
         layer_names.require_known(program.module, kept)
-    how = _int8.onnx(path, [spec.name for spec in program.contract.inputs], lambda: program.samples, narrow, kept)
+    names = [spec.name for spec in program.contract.inputs]
+    how = _int8_onnx.quantize(path, names, lambda: program.samples, narrow, kept)
     found = program.calibration if how == "static" else "activation ranges computed at each call"
     return f"{how} int8 by onnxruntime, {found}", _int8.NARROW_WEIGHTS if narrow else WIDE
 
@@ -197,7 +198,7 @@ class _Translated:
 
 def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
     """Translate with torch's newer exporter or, if it fails, the older one. ExportError names what failed."""
-    from exporter.model import folding
+    from exporter.model import computed_weights
     from exporter.targets import _onnx_tracing
 
     captured = False
@@ -205,7 +206,7 @@ def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:
         exported = [program.exported for program in programs]
         captured = not any(map(_onnx_tracing.takes_numbers, exported))
         if options.precision not in SMALL_WEIGHTS:  # which are dequantized in the graph
-            exported = [folding.fold_weights(one, f"folded_{i}") for i, one in enumerate(exported)]
+            exported = list(map(computed_weights.fold, exported))
         return _Translated(tuple(map(partial(_by_dynamo, options=options), programs, exported)), DYNAMO)
     except ExportError as error:
         failed = error

@@ -71,8 +71,8 @@ class Prepared:
     capture_s: float
     warnings: tuple[str, ...] = ()
     limits: tuple[SizeLimit, ...] = ()  # sizes that torch.export fixed or restricted
-    # namespaces of operators outside torch's own in the exported program, and of libraries that the call imported
-    ops: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()  # namespaces of operators outside torch's own in the exported program
+    libraries: tuple[str, ...] = ()  # namespaces of known libraries that the model imported when it was called
     points: dict[str, dict[str, int]] = field(default_factory=dict)  # sizes to time, by the golden's case
     origin: str = ""  # source of pretrained weights, as in ModelRecord
     licence: str = ""

@@ -44,7 +44,7 @@ from exporter.workers.reference_cache import References
 from exporter.workers.session import server
 
 SAMPLES = range(7000, 7064)  # seeds of the inputs used for calibration; the golden uses none of them
-FEWEST, ENOUGH = 8, 16384  # calibration inputs, and their floating values, which show how large values become
+FEWEST, ENOUGH = 8, 16384  # least number of calibration inputs; values after which more inputs add little
 
 
 def prepare(channel: socket.socket, job: Job, capture_program: bool, making: GoldenSettings) -> Findings:
@@ -79,7 +79,8 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
         capture_s=time.perf_counter() - started if capture_program else 0.0,
         warnings=tuple(dict.fromkeys(loaded.warnings)),
         limits=tuple(captured.limits),
-        ops=tuple(sorted({*captured.ops, *when_called})),
+        ops=tuple(captured.ops),
+        libraries=tuple(sorted(when_called)),
         points=points,
         origin=str(getattr(published, "exporter_origin", "")),
         licence=str(getattr(published, "exporter_licence", "")),
@@ -343,12 +344,16 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         given = [one.inputs + loaded().initial(prepared.contract, one.sizes) for one in real]
         placed = [tuple(t.to(job.options.device) for t in one) for one in given]
         # Calibrate with drawn inputs of many sizes and unusual values too, because the golden has all of them.
-        drawn = _enough(lambda seed: make_at(sizes, seed))
-        unusual = _unusual(loaded(), drawn[0], job.options.device)
         seeds = SAMPLES[: FEWEST if loaded().state else 1]
+        limit = make_golden.Limit(loaded().module, make_at(sizes, SAMPLES[0]), job.options.device, calls=len(seeds))
+        drawn = _enough(lambda seed: make_at(sizes, seed), limit.most_calls)
+        unusual = _unusual(loaded(), drawn[0], job.options.device)
+        plan = make_golden.Plan(_others(prepared.base, sizes, promised), promised.symbols)
+        fitting, _ = make_golden.fitting(make_at, plan, limit)
         others = [
             one
-            for other in _others(prepared.base, sizes, promised)
+            for other in fitting.values()
+            if other != sizes
             for one in _in_a_row(loaded(), [make_at(other, seed) for seed in seeds])
         ]
         return _in_a_row(loaded(), placed), _in_a_row(loaded(), drawn) + unusual + others
@@ -383,25 +388,21 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
     return program
 
 
-def _enough(make: Callable[[int], Tensors]) -> list[Tensors]:
-    """Return inputs for calibration: FEWEST, or up to all of SAMPLES if each has few floating values."""
+def _enough(make: Callable[[int], Tensors], most: int) -> list[Tensors]:
+    """Return inputs for calibration: FEWEST of them, or up to `most` if they are few floating-point values each."""
     first = make(SAMPLES[0])
-    values = sum(tensor.numel() for tensor in first if tensor.is_floating_point())
-    count = max(FEWEST, -(-ENOUGH // values) if values else 0)
+    values = sum(tensor.numel() for tensor in first) if all(tensor.is_floating_point() for tensor in first) else 0
+    count = max(FEWEST, min(most, -(-ENOUGH // values))) if values else FEWEST
     return [first, *map(make, SAMPLES[1:count])]
 
 
-def _others(base: Sizes, sizes: Sizes, promised: Contract) -> list[Sizes]:
-    """Return sizes like those of a golden for this contract, other than `sizes`, each once.
+def _others(base: Sizes, sizes: Sizes, promised: Contract) -> list[tuple[Sizes, int]]:
+    """Return the plan of a golden for this contract. Its cases have the other sizes of the capture.
 
     Inputs of layers may have other ranges there: the more values a softmax has, the smaller they are.
     """
     example = {name: probing.nearest(base[name], bounds) for name, bounds in promised.symbols.items()}
-    found: list[Sizes] = []
-    for one, _ in probing.probe_plan({**sizes, **example}, promised.symbols):
-        if one not in (sizes, *found):
-            found.append(one)
-    return found
+    return probing.probe_plan({**sizes, **example}, promised.symbols)
 
 
 def _unusual(loaded: LoadedModel, data: Tensors, device: str) -> list[Tensors]:
@@ -467,7 +468,7 @@ def export_variant(
     started = time.perf_counter()
     if prepared.ops:
         _ = program.module  # importing the model's code registers the operators and their output shapes
-        custom_ops.import_packages(prepared.ops)
+    custom_ops.import_packages((*prepared.ops, *prepared.libraries))
     exported = route.export(program, path, job.options)
     exported = replace(exported, warnings=(*exported.warnings, *_unseen(program)))
     if job.options.precision in SMALL_WEIGHTS:

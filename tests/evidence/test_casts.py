@@ -8,9 +8,22 @@ import pytest
 import torch
 
 from exporter.evidence import casts, eager
+from exporter.model import widening
 from exporter.model.tensors import Tensors
 
 Cast = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Half(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.half()
+
+
+class Flat(torch.nn.Sequential):
+    """Returns a tuple, as modules of exporter do."""
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        return (super().forward(x),)
 
 
 class Casting(torch.nn.Module):
@@ -80,3 +93,24 @@ def test_nan_and_infinity_are_tried_with_the_casts_that_the_references_needed() 
     ((found,),) = eager.attempts(module, [(x,)], "cpu", 60)
     assert isinstance(found, torch.Tensor)
     assert found.dtype == torch.float64
+
+
+def test_a_model_that_needs_its_casts_is_its_own_reference() -> None:
+    class Codes(Casting):
+        def forward(self, x: torch.Tensor) -> Tensors:
+            codes = (x * 1000).half().long() % 7
+            return (super().forward(x)[0] + codes[:, :4],)
+
+    module, x = Codes(torch.Tensor.half).eval(), torch.randn(3, 8)
+    outputs = eager.run(module, (x,), "cpu")
+    (found,), kind = eager.references(module, [(x,)], [outputs], "cpu")
+    assert kind == "eager"
+    assert torch.equal(found[0], outputs[0].double())
+
+
+def test_weights_are_still_widened_at_each_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Casts are not why weights that do not fit into memory in float64 would have to be held there."""
+    monkeypatch.setattr(widening._allowed, "left", 1000)
+    module, x = Flat(Half(), torch.nn.Linear(1024, 1024)).half().eval(), torch.randn(3, 1024)
+    _, kind = eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")], "cpu")
+    assert (kind, widening._allowed.left) == ("float64", 1000)

@@ -16,7 +16,7 @@ from exporter.targets import Options
 
 
 class Light(torch.nn.Module):
-    """What of the light arrives behind each sample of a ray, as in radiance fields."""
+    """The light that remains after each sample of a ray, as in radiance fields."""
 
     def forward(self, opacity: torch.Tensor) -> torch.Tensor:
         return (1 - opacity).cumprod(-1)

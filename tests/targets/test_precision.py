@@ -27,7 +27,7 @@ from exporter.evidence import golden, make_golden, parity
 from exporter.model import capture, precision
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
-from exporter.targets import Options, Variant, _int8
+from exporter.targets import Options, Variant, _int8, _int8_onnx
 from exporter.targets import compile as compiled
 from exporter.targets import onnx as onnx_target
 
@@ -258,6 +258,20 @@ def test_onnx_in_int8_with_shared_weights(tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(given.flatten(), module(ids)[0].flatten(), 0) > 0.999
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_int8_needs_weights_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).to(dtype)
+    x = torch.randn(3, 4, dtype=dtype)
+    module = FlatModule(layer, flatten_inputs(layer, {"input": x})).eval()
+    name = str(dtype).removeprefix("torch.")
+    promise = Contract("m", (TensorSpec("input", name, (3, 4)),), (TensorSpec("output", name, (3, 4)),), {})
+    program = Program(promise, "cpu", lambda: module, lambda: (x,), None, make_samples=lambda: ([], [(x,)]))
+    for target in ("trace", "compile", "onnx"):
+        with pytest.raises(ExportError, match=f"made from float32 weights, and the model has {name} ones") as raised:
+            targets.get(target).export(program, tmp_path / "model", Options(precision="int8"))
+        assert raised.value.remedy == "load the model in float32"
+
+
 class Bags(torch.nn.Module):
     """Its ONNX has a loop whose body uses values of the graph around it, before a layer that is quantized."""
 
@@ -295,7 +309,7 @@ def test_a_weight_that_is_an_output_too_stays() -> None:
     )
     x = torch.randn(2, 3).numpy()
     wanted = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
-    _int8._transpose_shared_weights(model.graph)
+    _int8_onnx._transpose_shared_weights(model.graph)
     assert sorted(one.name for one in model.graph.initializer) == ["w", "w_transposed_"]
     for given, output in zip(onnx.reference.ReferenceEvaluator(model).run(None, {"x": x}), wanted, strict=True):
         torch.testing.assert_close(torch.from_numpy(given), torch.from_numpy(output))
@@ -320,7 +334,7 @@ def test_weights_of_a_branch_are_transposed_once() -> None:
     usual = onnx.reference.ReferenceEvaluator(model)
     feed = {"x": torch.randn(2, 3).numpy()}
     wanted = [usual.run(None, feed | {"test": torch.tensor(test).numpy()}) for test in (True, False)]
-    _int8._transpose_shared_weights(model.graph)
+    _int8_onnx._transpose_shared_weights(model.graph)
     assert sorted(one.name for one in model.graph.initializer) == ["own", "w_transposed"]
     changed = onnx.reference.ReferenceEvaluator(model)
     for test, outputs in zip((True, False), wanted, strict=True):

@@ -13,6 +13,7 @@ from exporter.core import source_lines
 from exporter.core.errors import ExportError
 from exporter.model import recurrent
 from exporter.model.state import carrying
+from exporter.model.writes import aliased
 
 _CONSTANT = re.compile(r"Constant (\S+) is mutated")
 
@@ -59,23 +60,8 @@ def _written(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in held:
             roots[node] = held[node.name]
-        for argument, writes in _aliased(node):
+        for argument, writes in aliased(node):
             if argument in roots:
                 roots[node] = roots[argument]
                 if writes:
                     yield roots[argument], source_lines.place(node.meta.get("stack_trace") or "")
-
-
-def _aliased(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
-    """Yield arguments that a node's result may alias or that it writes to, each with whether it writes."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:  # for example an item of a tuple
-        yield from ((argument, False) for argument in node.all_input_nodes)
-        return
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-    for argument in schema.arguments:
-        if argument.alias_info is not None:
-            value = given.get(argument.name)
-            for one in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(one, fx.Node):
-                    yield one, argument.alias_info.is_write
