@@ -1,6 +1,6 @@
 """Weights that an exported program computes from others at each call, as weights: those of weight_norm, an inverse.
 
-Targets need this where they accept only weights: ONNX has no inverse, and int8 quantizes only weights to 8 bits ahead.
+ONNX has no inverse, and int8 quantizes only weights ahead of the calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def fold(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return a program in which what is computed from weights alone is a weight; the given one if there is nothing.
 
     Views of weights are not computed, nor is what is random, written to, or larger than the weights that it is computed
-    from. The given program is also returned if the new weights would take more memory than those that they replace.
+    from. The given program is also returned if it would grow by more than SMALL.
     """
     values = _values(program)
     used = {node: known for node, known in values.items() if not values.keys() >= {*node.users}}

@@ -397,7 +397,7 @@ def _enough(make: Callable[[int], Tensors], most: int) -> list[Tensors]:
 
 
 def _others(base: Sizes, sizes: Sizes, promised: Contract) -> list[tuple[Sizes, int]]:
-    """Return the plan of a golden for this contract. Its cases have the other sizes of the capture.
+    """Return the sizes and seeds of a golden for this contract; symbols without a range keep their sizes of `sizes`.
 
     Inputs of layers may have other ranges there: the more values a softmax has, the smaller they are.
     """

@@ -60,6 +60,18 @@ def test_a_model_that_casts_has_references_in_float64(cast: Cast, exact: Cast) -
     torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=1e-12)
 
 
+def test_outputs_of_other_dtypes_do_not_matter() -> None:
+    class Several(Casting):
+        def forward(self, x: torch.Tensor) -> Tensors:
+            (y,) = super().forward(x)
+            return y, y > 0, y.argmax(-1), torch.complex(y, y)
+
+    module, x = Several(torch.Tensor.half).eval(), torch.randn(3, 8)
+    outputs = eager.run(module, (x,), "cpu")
+    _, kind = eager.references(module, [(x,)], [outputs], "cpu")
+    assert kind == "float64"
+
+
 def test_casts_stay_as_they_are_where_they_do_no_harm() -> None:
     """Such as those of a model that rounds on purpose."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import imports_when_called
 import torch
 import torchvision
 
@@ -34,19 +35,9 @@ class Aligned(torch.nn.Module):
         return torchvision.ops.roi_align(image, boxes, 1)
 
 
-class aligned:
+class aligned(imports_when_called.aligned):
     """Needs torchvision's library."""
-
-    sizes = {"boxes": (1, 8)}
 
     @staticmethod
     def load(weights: str) -> torch.nn.Module:
         return Aligned()
-
-    @staticmethod
-    def inputs(boxes: int = 2) -> dict[str, torch.Tensor]:
-        corners = torch.rand(boxes, 2) * 4
-        return {
-            "image": torch.rand(1, 3, 8, 8),
-            "boxes": torch.cat([torch.zeros(boxes, 1), corners, corners + 3], dim=1),
-        }
