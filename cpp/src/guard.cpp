@@ -41,6 +41,10 @@ bool is_out_of_memory(std::string_view message) {
 std::string one_line(std::string_view message) {
   message = trim(after_torchscript_stack(trim(message)));
   message = message.substr(0, message.find("\nException raised from"));
+  if (message.find("container_handle_") != std::string_view::npos &&
+      message.find("API call failed at") != std::string_view::npos) {
+    return "the package's function failed, and wrote the reason to its standard error output";
+  }
   message = trim(message.substr(0, message.find('\n')));
   return message.empty() ? "unknown cause" : std::string(message);
 }

@@ -397,6 +397,9 @@ TEST_CASE("reports out of memory") {
   CHECK_ERROR(out_of_memory, "model.pt: out of memory", raise(std::bad_alloc()));
   CHECK_ERROR(out_of_memory, "CUDA out of memory. Tried",
               raise(std::runtime_error("CUDA out of memory. Tried to allocate 80 GiB")));
+  CHECK_ERROR(runtime, "model.pt: the package's function failed",
+              raise(std::runtime_error("run_func_( container_handle_, inputs.size()) API call "
+                                       "failed at /torch/model_container_runner.cpp, line 144")));
   CHECK_ERROR(runtime, "model.pt: index out of range",
               raise(std::runtime_error("index out of range")));
 #ifndef __SANITIZE_ADDRESS__  // AddressSanitizer ends the process

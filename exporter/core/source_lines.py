@@ -29,6 +29,8 @@ _RAISED = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # the traceback of another error
 _COMPILER = re.compile(r"\berror: ([^\n]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_CPP_STACK = re.compile(r"\s+Exception raised from \S+ at \S+:\d+")
+_PACKAGE_CALL = re.compile(r"\w+\(\s*container_handle_,.*API call failed at \S+, line \d+", re.DOTALL)
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _FRAME_FILE = re.compile(r'File "(/[^"]+)"')
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -39,10 +41,16 @@ _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functor
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
-_FOR_THE_MODEL = ("interpreter", "recurrent.py", "mixture_of_experts.py")
+_FOR_THE_MODEL = (
+    *("interpreter", "recurrent.py", "mixture_of_experts.py"),
+    *("mixed_dtypes.py", "sizes_in_calls.py", "inverse_stft.py", "running_statistics.py"),
+)
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
 # Targets add their own.
 _LIBRARIES = _COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"}
+
+
+PACKAGE_FAILED = "the package's function failed, and wrote the reason to its standard error output"
 
 
 def add_libraries(packages: Iterable[str]) -> None:
@@ -55,9 +63,10 @@ def add_libraries(packages: Iterable[str]) -> None:
 def message(error: BaseException) -> str:
     """Return an error's message in one line, without addresses.
 
-    This is its first paragraph, followed by the first error of the C++ compiler if that failed.
+    This is its first paragraph without C++ frames, followed by the first error of the C++ compiler if that failed.
     """
-    text = str(error)[:LONGEST].strip()
+    text = _CPP_STACK.split(str(error)[:LONGEST].strip())[0]
+    text = _PACKAGE_CALL.sub(PACKAGE_FAILED, text)
     if text.startswith(_INTERPRETER) and (raised := _RAISED.findall(text)):
         text = raised[-1]
     compiler = _COMPILER.search(text)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from exporter.core import source_lines, time_limit
+from exporter.core import causes, source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.parity_records import Tolerance
 from exporter.evidence import casts, nonfinite, perturbations
@@ -210,7 +210,7 @@ def _remedy(error: Exception) -> str:
         return custom_ops.GIVE
     if isinstance(error, TypeError) and _MISNAMED.search(str(error)):
         return "name the inputs like the arguments of the model's forward"
-    return (
+    return causes.remedy(str(error)) or (
         "fix the model or its inputs, or promise only sizes that it accepts: `sizes` of the recipe, "
         "--size NAME=MIN..MAX or MIN..MAX..STEP"
     )

@@ -1,4 +1,7 @@
-"""Running torch.export once for all targets that need it, and the program that each target exports from."""
+"""Running torch.export once for all targets that need it, and the program that each target exports from.
+
+This file is long because the program that a target cannot take from the shared capture is captured in the same way.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,15 @@ from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
-from exporter.model import fixed_dims, mapped_program, mixture_of_experts, recurrent, running_statistics, sizes_in_calls
+from exporter.model import (
+    fixed_dims,
+    mapped_program,
+    mixed_dtypes,
+    mixture_of_experts,
+    recurrent,
+    running_statistics,
+    sizes_in_calls,
+)
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
@@ -259,6 +270,7 @@ def _export(
         mixture_of_experts.dense(module),
         running_statistics.written(),
         sizes_in_calls.traced(),
+        mixed_dtypes.agreeing(module),
     ):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
 

@@ -89,12 +89,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
     """Return whether the trace agrees with the module at sizes at which the exported program is wrong."""
+    from exporter.model import mixed_dtypes
+
     for inputs in program.outside():
         try:
             outputs = traced(*(t.clone() for t in inputs))
         except Exception:  # TorchScript may raise anything at untested sizes
             return False
-        if not all(map(carrying.agree, outputs, module(*inputs))):
+        with mixed_dtypes.agreeing(module):
+            expected = module(*inputs)
+        if not all(map(carrying.agree, outputs, expected)):
             return False
     return True
 
@@ -114,10 +118,10 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
 def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
-    from exporter.model import mixture_of_experts
+    from exporter.model import mixed_dtypes, mixture_of_experts
     from exporter.targets._tracing import NumbersForFlags
 
-    with _forward_alone(), mixture_of_experts.dense(module), NumbersForFlags():
+    with _forward_alone(), mixture_of_experts.dense(module), mixed_dtypes.agreeing(module), NumbersForFlags():
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     codegen.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced

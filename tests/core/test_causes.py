@@ -537,6 +537,16 @@ RECORDED = [
     ("illegal-instruction", "Illegal instruction (core dumped)"),
     ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
+    # Recurrent layers and onnxruntime with a tensor that stays float32.
+    (
+        "different-dtypes",
+        "ValueError: RNN input dtype (torch.float32) does not match weight dtype (torch.float16). Convert input",
+    ),
+    (
+        "different-dtypes",
+        "Type Error: Type parameter (T) of Optype (MatMul) bound to different types (tensor(float) and tensor(float16)",
+    ),
+    ("different-dtypes", "RuntimeError: Input type (float) and bias type (c10::Half) should be the same"),
     # exporter-run.
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
     # torch 2.11 on CUDA, with an LSTM.

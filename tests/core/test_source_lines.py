@@ -156,6 +156,16 @@ def test_a_place_is_added_once() -> None:
         ("", ""),
         ("no source of <function f at 0x7f103ab40900>", "no source of <function f>"),
         ("x" * 5000, "x" * source_lines.MESSAGE),
+        (
+            "no kernel Exception raised from call at /aten/Linear.cpp:195 (most recent call first): frame #0",
+            "no kernel",
+        ),
+        ("no kernel\nException raised from call at /aten/Linear.cpp:195 (most recent call first):\n", "no kernel"),
+        (
+            "run_func_( container_handle_, inputs.data(), inputs.size(), proxy_executor_handle_) API call failed at "
+            "/torch/runner.cpp, line 144",
+            source_lines.PACKAGE_FAILED,
+        ),
         ("\x1b[1;31mred\x1b[0m and \x1b[2J", "red and \ufffd[2J"),
         (
             "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\nnet.py(3): f\n"

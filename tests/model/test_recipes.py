@@ -305,11 +305,24 @@ def test_a_third_number_is_the_step() -> None:
     assert recipes.ranges(recipe) == {"height": Range(32, 496, multiple_of=16)}
 
 
-@pytest.mark.parametrize("bounds", [(1,), "1-8", None, (1.5, 8), ("a", "b"), (1, 8, 9), (1, 8, 0), (1, 8, 2, 2)])
+NO_RANGES = [(1,), "1-8", None, (1.5, 8), ("a", "b"), (1, 8, 9), (1, 8, 0), (1, 8, 2, 2), range(10, 50, 4), range(0)]
+
+
+@pytest.mark.parametrize("bounds", NO_RANGES)
 def test_invalid_ranges(bounds: Any) -> None:
     recipe = FunctionRecipe(lambda weights: None, lambda batch=1: None, {"batch": bounds})
     with pytest.raises(RecipeError, match="batch"):
         recipes.ranges(recipe)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "meant"),
+    [(range(1, 9), Range(1, 8)), (range(32, 257, 32), Range(32, 256, multiple_of=32)), (range(8, 10), Range(8, 9))],
+)
+def test_a_range_of_python(bounds: range, meant: Range) -> None:
+    assert recipes.ranges(FunctionRecipe(lambda weights: None, lambda batch=1: None, {"batch": bounds})) == {
+        "batch": meant
+    }
 
 
 def test_variadic_parameters_are_not_sizes() -> None:

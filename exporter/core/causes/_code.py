@@ -84,6 +84,19 @@ CAUSES = (
         "create it with device=x.device, or keep it as a buffer; a trace keeps the device that it saw",
     ),
     Cause(
+        "different-dtypes",
+        (
+            r"(?:must|expected to|Expected \w+, \w+,? and \w+ to|expected \w+ and \w+ to) have the same dtype",
+            r"Input type \([\w:.]+\) and (?:bias|weight) type \([\w:.]+\) should be the same",
+            r"expected scalar type \w+ but found \w+",
+            r"RNN input dtype \([\w.]+\) does not match weight dtype",
+            r"Expected self\.dtype to be equal to src\.dtype",
+            r"Type parameter \(\w+\) of Optype \(\w+\) bound to different types",
+        ),
+        "The operands of a call have different dtypes, perhaps because the code creates a tensor with a fixed dtype",
+        "create it with dtype=x.dtype, or cast it: t.to(x.dtype)",
+    ),
+    Cause(
         "depends-on-strides",
         (
             r"view size is not compatible with input tensor's size and stride",
