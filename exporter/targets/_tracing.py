@@ -41,10 +41,17 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 }
 
 
-class NumbersForFlags(TorchFunctionMode):
+# Pools, with the number of their dimensions.
+_POOLS = {
+    f"{kind}_pool{dims}d{rest}": dims for kind in ("max", "avg") for dims in (1, 2, 3) for rest in ("", "_with_indices")
+}
+
+
+class Traceable(TorchFunctionMode):
     """Replaces `started.fill_(True)` by `started.fill_(1)`, because tracing the former is an internal error of torch.
 
     Likewise replaces `torch.full(size, True)`, and the bool in `torch.where(condition, x, False)` by a boolean tensor.
+    A size as a pool's kernel, as in `max_pool1d(x, x.size(2))`, becomes a list: a trace records a size only in a list.
     """
 
     def __torch_function__(
@@ -58,6 +65,9 @@ class NumbersForFlags(TorchFunctionMode):
             args, named = _full(args, named)
         elif func in _OF_FLAGS:
             args, named = tuple(map(_tensor, args)), {name: _tensor(one) for name, one in named.items()}
+        elif dims := _POOLS.get(getattr(func, "__name__", "")):
+            args = tuple((one,) * dims if _is_size(one) else one for one in args)
+            named = {name: (one,) * dims if _is_size(one) else one for name, one in named.items()}
         elif func in _LOGICAL and len(args) > 1 and isinstance(args[1], bool):
             if args[0].dtype is torch.bool:
                 return _LOGICAL[func](args[0], _tensor(args[1]))
@@ -151,7 +161,7 @@ def _origins(tensor: torch.Tensor) -> set[int]:
 
 @contextlib.contextmanager
 def warned() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect the warnings of a block; those raised through NumbersForFlags get the line of the caller."""
+    """Collect the warnings of a block; those raised through Traceable get the line of the caller."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 
@@ -165,6 +175,10 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
         patched: Any = warnings
         patched.showwarning = keep
         yield caught
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.int64
 
 
 def _number(value: Any) -> Any:

@@ -119,9 +119,9 @@ def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
     from exporter.model import mixed_dtypes, mixture_of_experts
-    from exporter.targets._tracing import NumbersForFlags
+    from exporter.targets._tracing import Traceable
 
-    with _forward_alone(), mixture_of_experts.dense(module), mixed_dtypes.agreeing(module), NumbersForFlags():
+    with _forward_alone(), mixture_of_experts.dense(module), mixed_dtypes.agreeing(module), Traceable():
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     codegen.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced

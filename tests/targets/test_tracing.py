@@ -1,4 +1,4 @@
-"""Booleans as numbers, warnings and branches in a trace."""
+"""Booleans as numbers, sizes of pools, warnings and branches in a trace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch.jit._trace import TracerWarning
+from torch.nn import functional as F
 
-from exporter.targets._tracing import Branches, NumbersForFlags, warned
+from exporter.targets._tracing import Branches, Traceable, warned
 
 
 class Flagged(nn.Module):
@@ -47,7 +48,7 @@ class Flagged(nn.Module):
 )
 def test_a_bool_may_be_used_as_a_number(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     model, x = Flagged(change).eval(), torch.tensor([1.0, -1.0, 1.0])
-    with torch.no_grad(), NumbersForFlags():
+    with torch.no_grad(), Traceable():
         traced = torch.jit.freeze(torch.jit.trace(model, -x, check_trace=False).eval())
     assert torch.equal(traced(x), model(x))
 
@@ -68,9 +69,32 @@ def test_a_bool_with_numbers_keeps_the_dtype_of_the_result(change: Callable[[tor
             return change(x)
 
     x = torch.tensor([1.5, -1.0, 3.0])
-    with torch.no_grad(), NumbersForFlags():
+    with torch.no_grad(), Traceable():
         traced = torch.jit.freeze(torch.jit.trace(Changing().eval(), -x, check_trace=False).eval())
     torch.testing.assert_close(traced(x), change(x), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: F.max_pool1d(x, x.size(2)),
+        lambda x: F.max_pool1d(x, kernel_size=x.size(2) // 2, stride=x.size(2) // 4),
+        lambda x: F.avg_pool1d(x, x.size(2)),
+        lambda x: F.max_pool2d(x, x.size(1), return_indices=True)[1],
+        lambda x: F.avg_pool2d(x, x.size(1)),
+    ],
+)
+def test_a_pool_over_a_size_of_the_input(pool: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Pooling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return pool(x)
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), Traceable():
+        traced = torch.jit.trace(Pooling().eval(), torch.randn(2, 4, 8, generator=generator), check_trace=False)
+    other = torch.randn(3, 5, 20, generator=generator)
+    assert torch.equal(traced(other), pool(other))
 
 
 class Branching(nn.Module):
@@ -79,7 +103,7 @@ class Branching(nn.Module):
 
 
 def test_a_warning_names_the_line_of_the_model() -> None:
-    with torch.no_grad(), warned() as caught, NumbersForFlags():
+    with torch.no_grad(), warned() as caught, Traceable():
         torch.jit.trace(Branching().eval(), -torch.ones(3), check_trace=False)
         warnings.warn("another", UserWarning, stacklevel=1)
     lines = [linecache.getline(w.filename, w.lineno) for w in caught if issubclass(w.category, TracerWarning)]
