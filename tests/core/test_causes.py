@@ -547,6 +547,8 @@ RECORDED = [
         "Type Error: Type parameter (T) of Optype (MatMul) bound to different types (tensor(float) and tensor(float16)",
     ),
     ("different-dtypes", "RuntimeError: Input type (float) and bias type (c10::Half) should be the same"),
+    # onnxruntime 1.31 with attention in float16 on a CPU.
+    ("onnxruntime-crashed", "onnx@fp16 (python) was ended by SIGSEGV"),
     # exporter-run.
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
     # torch 2.11 on CUDA, with an LSTM.
@@ -614,7 +616,8 @@ def assert_readable(cause: causes.Cause) -> None:
 
 @pytest.mark.parametrize(("name", "text"), RECORDED, ids=[name for name, _ in RECORDED])
 def test_the_cause_of_a_recorded_text(name: str, text: str) -> None:
-    cause = causes.find(text, "compile")
+    (known,) = (cause for cause in causes.CAUSES if cause.name == name)
+    cause = causes.find(text, (*known.only, "compile")[0])
     assert cause is not None
     assert cause.name == name
     assert_readable(cause)

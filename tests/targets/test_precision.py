@@ -110,6 +110,32 @@ def test_a_golden_stores_the_tolerance_and_outputs_of_each_precision(tmp_path: P
         read.of("fp16")
 
 
+class Images(torch.nn.Module):
+    """Has a buffer that is a view, as most models that normalize images do, and one that shares it."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.4, 0.5]).view(2, 1))
+        self.register_buffer("same", self.mean)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return ((x.float() - self.mean) / 0.5 * self.same,)
+
+
+def test_a_buffer_that_is_a_view() -> None:
+    module = Images()
+    before = module.mean
+    contract = Contract("m", (TensorSpec("x", "float32", (2, 3)),), (TensorSpec("y", "float32", (2, 3)),), {})
+    with precision.computing(module, "bf16", ("float32",)) as computes:
+        assert module.mean.dtype == torch.bfloat16
+        assert module.mean is module.same
+        capture.export_program(computes, (torch.ones(2, 3),), contract)
+    assert module.mean is module.same is before
+    assert before.dtype == torch.float32
+
+
 def judge(got: torch.Tensor, reference: torch.Tensor, name: str = "logits") -> parity.OutputParity:
     tolerance = Tolerance(1e-4, 1e-5, 2.0, min_cosine=0.995)
     r = reference.double().numpy()

@@ -254,6 +254,10 @@ def test_an_onnx_model_carries_its_level_of_optimizations(program: Program, tmp_
         assert (_ort_level.recorded(path), _ort_level.of(path)) == (level, wanted)
         assert onnx_target._session(path, OPTIONS).get_session_options().graph_optimization_level == wanted
         assert targets.get("onnx").read_contract(path) == program.contract
+    half = tmp_path / "half.onnx"
+    options = dataclasses.replace(OPTIONS, precision="fp16")
+    assert "graph optimizations of onnxruntime: extended" in targets.get("onnx").export(program, half, options).notes
+    assert _ort_level.recorded(half) == "extended"
     data = path.read_bytes()
     path.write_bytes(data.replace(b"\x12\x05basic", b"\x12\x05later"))
     with pytest.raises(ArtifactError, match="'later'") as raised:

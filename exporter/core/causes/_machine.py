@@ -63,6 +63,13 @@ CAUSES = (
         "install the package that contains it, or add its folder to LD_LIBRARY_PATH; `exporter doctor` checks the rest",
     ),
     Cause(
+        "onnxruntime-crashed",
+        (r"\(python\) was ended by SIG(?:SEGV|ABRT)",),
+        "onnxruntime crashed, perhaps while it optimized the graph",
+        "load the model with fewer optimizations: --graph-optimization extended, or basic",
+        only=("onnx",),
+    ),
+    Cause(
         "illegal-instruction",
         (r"[Ii]llegal instruction",),
         "The artifact was built for a CPU with instructions that this one lacks",
