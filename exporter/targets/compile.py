@@ -42,6 +42,7 @@ from exporter.targets import (
     _fused_gelu,
     _gemm,
     _half_gelu,
+    _index_adds,
     _inductor,
     _int8,
     _int8_convolutions,
@@ -119,7 +120,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
-    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes())
+    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes(), _index_adds.decomposed())
     patches = (recurrent.looped(), _objects.reused(), *everywhere, *right)
     with contextlib.ExitStack() as changed:
         for patch in patches:
