@@ -15,4 +15,21 @@ def table() -> dict[Any, Callable[..., Any]]:
         ops: Any = opset18
         return ops.ReduceProd(inp, ops.Constant(value_ints=dims), keepdims=0)
 
-    return {torch.ops.prims.prod.default: prod}  # torch decomposes cumprod into products
+    def median(inp: Any) -> Any:
+        ops: Any = opset18
+        return median_dim(ops.Reshape(inp, ops.Constant(value_ints=[-1])), 0)[0]
+
+    def median_dim(inp: Any, dim: int, keepdim: bool = False) -> Any:
+        ops: Any = opset18
+        size = ops.Gather(ops.Shape(inp), ops.Constant(value_ints=[dim]), axis=0)
+        half = ops.Div(ops.Add(size, ops.Constant(value_ints=[1])), ops.Constant(value_ints=[2]))
+        smaller = ops.TopK(inp, half, axis=dim, largest=0, sorted=1)  # the median is the largest of these
+        last = ops.Sub(half, ops.Constant(value_ints=[1]))
+        found = tuple(ops.Gather(one, last, axis=dim) for one in smaller)
+        return found if keepdim else tuple(ops.Squeeze(one, ops.Constant(value_ints=[dim])) for one in found)
+
+    return {
+        torch.ops.prims.prod.default: prod,  # torch decomposes cumprod into products
+        torch.ops.aten.median.default: median,
+        torch.ops.aten.median.dim: median_dim,
+    }

@@ -22,6 +22,31 @@ class Light(torch.nn.Module):
         return (1 - opacity).cumprod(-1)
 
 
+class Filters(torch.nn.Module):
+    """Medians of an even or odd number of values; in torch, that of an even number is the smaller one in the middle."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = x.reshape(-1).median()
+        return (*x.median(-1), *x.median(0, keepdim=True), whole, (x * 8).long().median(1).values)
+
+
+def test_medians(tmp_path: Path) -> None:
+    x = torch.randn(3, 5)
+    module = FlatModule(Filters(), flatten_inputs(Filters(), {"x": x})).eval()
+    spec = TensorSpec("x", "float32", ("rows", "columns"))
+    expected = module(x)
+    outputs = tuple(TensorSpec(f"y{i}", str(y.dtype)[6:], (None,) * y.dim()) for i, y in enumerate(expected))
+    promise = Contract("filters", (spec,), outputs, {"rows": Range(2, 8), "columns": Range(2, 16)})
+    program = Program(promise, "cpu", lambda: module, lambda: (x,), None)
+    made = targets.get("onnx").export(program, tmp_path / "model.onnx", Options())
+    assert "from the exported program" in made.notes[0]
+    session = targets.get("onnx").load(tmp_path / "model.onnx", Options())
+    for sizes in ((3, 5), (2, 16), (8, 3), (4, 4)):
+        other = torch.randn(sizes)
+        for got, wanted in zip(session.run((other,)), module(other), strict=True):
+            assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("opset", [None, 18, 21])
 def test_cumulative_products(opset: int | None, tmp_path: Path) -> None:
     x = torch.rand(3, 5)
