@@ -180,7 +180,8 @@ class BuildSettings(Settings):
     graph_optimization: str = option(
         "all",
         "Level of onnxruntime's graph optimizations with which exporter loads an ONNX model. The model's metadata "
-        "records it; other programs have to set it.",
+        "records it; other programs have to set it. For fp16 on a CPU, all means extended, because onnxruntime can "
+        "crash otherwise.",
         choices=("all", "extended", "basic", "none"),
     )
     reuse: bool = option(

@@ -210,7 +210,7 @@ def _remedy(error: Exception) -> str:
         return custom_ops.GIVE
     if isinstance(error, TypeError) and _MISNAMED.search(str(error)):
         return "name the inputs like the arguments of the model's forward"
-    return causes.remedy(str(error)) or (
+    return causes.remedy(str(error), "eager") or (
         "fix the model or its inputs, or promise only sizes that it accepts: `sizes` of the recipe, "
         "--size NAME=MIN..MAX or MIN..MAX..STEP"
     )

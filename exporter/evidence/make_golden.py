@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exporter.core import time_limit
+from exporter.core import precisions, source_lines, time_limit
+from exporter.core.errors import ExporterError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager, golden, nonfinite, operations, perturbations
 from exporter.evidence.findings import Findings
-from exporter.evidence.golden import Case, Golden, NonFinite
+from exporter.evidence.golden import Case, Golden, NonFinite, Precision
+from exporter.model import precision
 from exporter.model.state import snapshot
 from exporter.model.state.search import alike
 from exporter.model.state.snapshot import Snapshot
@@ -22,6 +24,11 @@ from exporter.model.tensors import Tensors
 CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a few seconds in float64 on two cores
 CASE_BYTES = 100e6  # limit of one case's inputs
 NOT_TO_THE_BIT = "perhaps its kernels are not deterministic"
+NO_REFERENCE = "these weights have no float64 reference, so they are judged by eager's outputs in float32"
+WORSE = (
+    "is less accurate with layers in float32 than without, because such a layer returns float32 values, which are "
+    "rounded at its border; artifacts are compared with float32 instead"
+)
 HIDDEN = "perhaps it keeps state where exporter cannot find it: in a global, a closure or a C++ object"
 
 Cases = Sequence[tuple[Sizes, int]]  # the sizes and seed of each case
@@ -167,6 +174,73 @@ def _cut_down(inputs: MakeInputs, plan: Plan, limit: Limit, notes: list[str]) ->
                 f"{describe(sizes)} is too large to check in reasonable time; checked up to {describe(fitting)}"
             )
         yield fitting, seed, data
+
+
+def in_precisions(
+    made: Golden,
+    module: torch.nn.Module,
+    tolerances: Mapping[str, Tolerance],
+    outputs: tuple[str, ...],
+    device: str,
+    kept: Sequence[str] = (),
+) -> tuple[dict[str, Precision], tuple[str, ...]]:
+    """Return eager's outputs in other precisions with their tolerances, and notes about precisions in which it fails.
+
+    In these, and in int8, artifacts are compared with eager's outputs in float32. int8 leaves out cases whose values
+    are far beyond its calibration data. Precisions that store weights in fewer bytes have the outputs of these weights
+    in float64 instead. `outputs` are the contract's output dtypes. In half precisions and with stored weights, the
+    layers in `kept` and in the precision's name compute in float32.
+    """
+    found: dict[str, Precision] = {}
+    notes: list[str] = []
+    for name, tolerance in tolerances.items():
+        given: tuple[Tensors, ...] = ()
+        stored: tuple[Tensors, ...] = ()
+        base, spared = precisions.base(name), (*kept, *precisions.kept(name))
+        try:
+            if base in precisions.SMALL_WEIGHTS:
+                with precision.computing(module, base, outputs, spared) as computes:
+                    ours = [case.inputs for case in made.cases]
+                    usual = [eager.run(computes, one, device) for one in ours]
+                    wide, kind = eager.references(computes, ours, usual, device)
+                    stored = tuple(wide)
+                    notes += [f"{name}: {NO_REFERENCE}"] if kind != "float64" else []
+            elif base != "int8":
+                with precision.computing(module, base, outputs, spared) as computes:
+                    given = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
+                if spared and base in precision.DTYPES:
+                    with precision.computing(module, base, outputs) as computes:
+                        plain = tuple(eager.run(computes, case.inputs, device) for case in made.cases)
+                    if is_worse(made, given, plain, tolerance):
+                        given = ()
+                        notes.append(f"eager in {name} {WORSE}")
+        except Exception as error:  # a model not written for this precision can raise anything
+            notes.append(failure(name, error))
+        far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
+        found[name] = Precision(tolerance, given, far, stored)
+    return found, tuple(notes)
+
+
+def failure(precision: str, error: Exception) -> str:
+    """Return the note on a precision in which eager fails."""
+    if isinstance(error, ExporterError):
+        return f"{precision}: {error}"
+    return f"eager does not run in {precision}: {source_lines.summary(error)}"
+
+
+def is_worse(made: Golden, kept: Sequence[Tensors], plain: Sequence[Tensors], tolerance: Tolerance) -> bool:
+    """Return whether outputs with layers in float32 are clearly farther from the reference than those without.
+
+    That happens if a layer returns float32 values in the half precision too: at its border they are rounded.
+    """
+    for case, ours, theirs in zip(made.cases, kept, plain, strict=True):
+        for one, other, exact in zip(ours, theirs, case.reference, strict=True):
+            if exact.is_floating_point():
+                errors = ((t.double().cpu() - exact.double()).square().mean().sqrt().item() for t in (one, other))
+                error, usual = errors
+                if error > tolerance.k * usual + tolerance.atol:
+                    return True
+    return False
 
 
 def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:

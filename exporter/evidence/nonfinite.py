@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from exporter.core import time_limit
+from exporter.core import source_lines, time_limit
 from exporter.evidence.golden import Case, NonFinite
 from exporter.model.tensors import Run, Tensors
 
@@ -108,7 +108,7 @@ def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> st
     try:
         found = run(_spoilt(example.inputs, case.inputs, case.value))
     except Exception as error:
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        said = source_lines.message(error) or type(error).__name__
         return f"{case.value} is not propagated: the artifact fails {given}: {said}"
     for name, got, expected in zip(outputs, found, case.expected, strict=False):
         if got.is_floating_point() and bool(expected.any()):

@@ -15,7 +15,7 @@ import torch
 
 from exporter.core import precisions, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
-from exporter.evidence import casts, eager, eager_in_precisions, golden, make_golden, nonfinite, perturbations
+from exporter.evidence import casts, eager, golden, make_golden, nonfinite, perturbations
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.evidence.make_golden import MakeInputs
@@ -234,7 +234,7 @@ def in_precisions(
     device: str,
     kept: Sequence[str] = (),
 ) -> tuple[dict[str, Precision], tuple[str, ...]]:
-    """Do what `eager_in_precisions.in_precisions` does, with the state carried in the precision too.
+    """Do what `make_golden.in_precisions` does, with the state carried in the precision too.
 
     `outputs` are the dtypes of the model's own outputs, without the state.
     """
@@ -247,18 +247,17 @@ def in_precisions(
         try:
             if base in precisions.SMALL_WEIGHTS:
                 stored, wide = _with_stored_weights(made, calls, base, device, spared)
-                notes += [] if wide else [f"{name}: {eager_in_precisions.NO_REFERENCE}"]
+                notes += [] if wide else [f"{name}: {make_golden.NO_REFERENCE}"]
             elif base != "int8":
-                given, cast = _run_in(made, calls, name, outputs, device, spared)
-                notes += cast
+                given = _run_in(made, calls, base, outputs, device, spared)
                 if spared and base in precision.DTYPES:
                     calls.held.restore()
-                    plain, _ = _run_in(made, calls, name, outputs, device, ())
-                    if eager_in_precisions.is_worse(made, given, plain, tolerance):
+                    plain = _run_in(made, calls, base, outputs, device, ())
+                    if make_golden.is_worse(made, given, plain, tolerance):
                         given = ()
-                        notes.append(f"eager in {name} {eager_in_precisions.WORSE}")
+                        notes.append(f"eager in {name} {make_golden.WORSE}")
         except Exception as error:  # a model not written for this precision can raise anything
-            notes.append(eager_in_precisions.failure(name, error))
+            notes.append(make_golden.failure(name, error))
         finally:
             calls.held.restore()
         far = tuple(case.name for case in made.cases if base == "int8" and case.record.values == perturbations.LARGE)
@@ -286,19 +285,14 @@ def _with_stored_weights(
 
 def _run_in(
     made: Golden, calls: Calls, name: str, outputs: tuple[str, ...], device: str, kept: Sequence[str]
-) -> tuple[tuple[Tensors, ...], tuple[str, ...]]:
-    """Return eager's outputs of every case in a precision, and a note if that needs casts."""
-    states, base = len(calls.state.paths) if calls.outside else 0, precisions.base(name)
-    with precision.computing(calls.plain, base, outputs, kept) as flat:
-        form = Form(precision.DTYPES.get(base))
-        given = list(_sequences(made, states))
-
-        def run() -> list[Outputs]:
-            return [calls.run_as(flat, sequence, device, form) for sequence in given]
-
-        runs, notes = eager_in_precisions.in_half(flat, name, run)
+) -> tuple[Tensors, ...]:
+    """Return eager's outputs of every case in a precision."""
+    states = len(calls.state.paths) if calls.outside else 0
+    with precision.computing(calls.plain, name, outputs, kept) as flat:
+        form = Form(precision.DTYPES.get(name))
+        runs = [calls.run_as(flat, s, device, form) for s in _sequences(made, states)]
     found = zip(itertools.chain.from_iterable(runs), made.cases, strict=True)
-    return tuple(_as_before(o, c.eager) for o, c in found), notes
+    return tuple(_as_before(o, c.eager) for o, c in found)
 
 
 def _sequences(made: Golden, states: int) -> Iterator[Outputs]:

@@ -1,6 +1,6 @@
 """Running torch.export once for all targets that need it, and the program that each target exports from.
 
-This file is long because the program that a target cannot take from the shared capture is captured in the same way.
+This file is long because a target whose precision differs runs torch.export itself, in the same way.
 """
 
 from __future__ import annotations
@@ -267,12 +267,26 @@ def _export(
     with (
         torch.no_grad(),
         recurrent.kept(),
+        recurrent.cells(),
         mixture_of_experts.dense(module),
         running_statistics.written(),
         sizes_in_calls.traced(),
-        mixed_dtypes.agreeing(module),
+        mixed_dtypes.agreeing(module, example),
+        _without_views(module),
     ):
         return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
+
+
+@contextlib.contextmanager
+def _without_views(module: torch.nn.Module) -> Iterator[None]:
+    """Replace buffers that are views and were cast to another dtype than their base, which torch.export rejects."""
+    with contextlib.ExitStack() as stack:
+        for inner in module.modules():
+            for name, buffer in inner._buffers.items():
+                if buffer is not None and buffer._base is not None and buffer._base.dtype != buffer.dtype:
+                    stack.callback(inner._buffers.__setitem__, name, buffer)
+                    inner._buffers[name] = buffer.detach().clone()
+        yield
 
 
 def _dim(dim: str | None, dims: dict[str, Any]) -> Any:

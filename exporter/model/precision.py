@@ -24,6 +24,7 @@ class Cast(torch.nn.Module):
     def __init__(self, flat: torch.nn.Module, dtype: torch.dtype, outputs: tuple[torch.dtype, ...]) -> None:
         super().__init__()
         self.flat, self.dtype, self.outputs = flat, dtype, outputs
+        self.rejected: set[tuple[str, tuple[torch.dtype, ...]]] | None = None  # of `mixed_dtypes`, once it has looked
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         """Return the flat module's outputs, in the dtypes of its original precision."""
@@ -49,33 +50,11 @@ def _cast(
     if dtype is None:
         return flat, []
     spared, undo = kept_layers.keep(flat, kept, dtype) if kept else ([], [])
-    undo.append(_replace_views(flat, spared))
     ids = set(map(id, spared))
     for tensor in _floating(flat):  # complex tensors would lose their imaginary part
         if id(tensor) not in ids:
             tensor.data = tensor.data.to(dtype)
     return Cast(flat, dtype, tuple(getattr(torch, name) for name in outputs)).eval(), undo
-
-
-def _replace_views(flat: torch.nn.Module, spared: Sequence[torch.Tensor]) -> kept_layers.Undo:
-    """Replace buffers that are views and not spared by copies, and return what undoes it.
-
-    A view would still have a base in the original precision, which torch.export rejects.
-    """
-    kept = set(map(id, spared))
-    copies: dict[int, torch.Tensor] = {}
-    replaced: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = []
-    for module in flat.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and buffer._is_view() and id(buffer) not in kept:
-                replaced.append((module._buffers, name, buffer))
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-
-    def undo() -> None:
-        for buffers, name, buffer in replaced:
-            buffers[name] = buffer
-
-    return undo
 
 
 def _floating(module: torch.nn.Module) -> list[torch.Tensor]:

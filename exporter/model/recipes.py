@@ -380,7 +380,7 @@ def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:
 
 
 def ranges(recipe: Recipe) -> dict[str, Range]:
-    """Return the recipe's `sizes`, validated. A number N means 1 to N; a third value is the step; a range is a range.
+    """Return the recipe's `sizes`, validated. A number N means 1 to N; a third value is the step. Python ranges count.
 
     Raises RecipeError for an unknown size or an invalid range.
     """
@@ -399,8 +399,10 @@ def ranges(recipe: Recipe) -> dict[str, Range]:
 def _range(name: str, bounds: Any) -> Range:
     remedy = "write (min, max) or (min, max, step) with 1 <= min <= max"
     given = (1, bounds) if isinstance(bounds, int) else bounds
-    if isinstance(bounds, range) and bounds and bounds[0] % bounds.step == 0:
-        given = (bounds[0], bounds[-1], bounds.step)
+    if isinstance(bounds, range) and bounds:
+        given = (bounds[0], bounds[-1], bounds.step if len(bounds) > 1 else 1)
+        if given[2] < 1 or given[0] % given[2]:
+            raise RecipeError(f"sizes gives {name} {bounds!r}, which are not the multiples of a step", remedy)
     if not isinstance(given, (tuple, list)) or [type(bound) for bound in given] not in ([int, int], [int, int, int]):
         raise RecipeError(f"sizes gives {name} {bounds!r}, which is not a range", remedy)
     low, high, *step = given

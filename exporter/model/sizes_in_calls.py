@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 from exporter.model import inverse_stft
 
 Function = Callable[..., Any]
+REMAINDERS = ("remainder", "__mod__")  # ONNX has no translation of them for a symbolic number
+NUMBERS = (*REMAINDERS, "mul", "__mul__", "__rmul__", "div", "__truediv__")  # the others fail in inductor if complex
 POOLS: dict[str, Any] = {"avg": torch.mean, "max": torch.amax}
 
 
@@ -35,6 +37,10 @@ def traced() -> Iterator[None]:
         for owner, name, other, place, argument in made:
             either = _either(getattr(owner, name), other, place, argument)
             stack.enter_context(mock.patch.object(owner, name, either))
+        for owner in (torch, torch.Tensor):
+            for name in NUMBERS:
+                if usual := getattr(owner, name, None):
+                    stack.enter_context(mock.patch.object(owner, name, _by_tensor(usual, name)))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
                 name = f"{kind}_pool{dims}d"
@@ -49,6 +55,18 @@ def _either(usual: Function, other: Function, place: int, argument: str) -> Func
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if place < len(args) else kwargs.get(argument)
         return (other if _is_symbolic(given) else usual)(*args, **kwargs)
+
+    return call
+
+
+def _by_tensor(usual: Function, name: str) -> Function:
+    """Return a function that takes a size of the input as a tensor without dimensions, where a number fails."""
+
+    def call(input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        fails = isinstance(input, torch.Tensor) and (name in REMAINDERS or input.is_complex())
+        if fails and isinstance(other, torch.SymInt):
+            other = torch.scalar_tensor(other, dtype=input.dtype.to_real(), device=input.device)
+        return usual(input, other, *args, **kwargs)
 
     return call
 

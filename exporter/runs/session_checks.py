@@ -95,7 +95,7 @@ def check(kind: str, open_session: Opener, record: VariantRecord, golden: Golden
 
 
 def _failed(found: SessionRecord, error: ExporterError, record: VariantRecord) -> SessionRecord:
-    reason, remedy, cause = causes.describe(error, text=crashed(error))
+    reason, remedy, cause = causes.describe(error, record.target, text=crashed(error))
     if isinstance(error, JobError) and error.signal:
         why = diagnosis.crashed(reason, record.limits)
         blamed = _cause(why, record.target)

@@ -9,9 +9,12 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from exporter.core.errors import ArtifactError, ExportError
+
+if TYPE_CHECKING:
+    from exporter.targets import Options
 
 PROPERTY = "exporter.graph_optimization"
 SESSION = "exporter.session_options"
@@ -37,6 +40,22 @@ def of(path: Path, asked: str = "all") -> Any:
     import onnxruntime as ort
 
     return getattr(ort.GraphOptimizationLevel, NAMES[recorded(path) if asked == "all" else asked])
+
+
+def asked(options: Options) -> str:
+    """Return the level with which a model exported with these options is to be loaded.
+
+    In float16 on a CPU, the default is "extended": onnxruntime 1.31 crashes with "all", in NchwcTransformer, on models
+    with nn.MultiheadAttention or recurrent layers. "all" adds only the layout of float32 images to "extended".
+    """
+    crashes = options.precision == "fp16" and options.device == "cpu" and options.graph_optimization == "all"
+    return "extended" if crashes else options.graph_optimization
+
+
+def lower(options: Options) -> tuple[str, ...]:
+    """Return the levels below the default one; none if a level was chosen."""
+    levels = tuple(NAMES)
+    return levels[levels.index(asked(options)) + 1 :] if options.graph_optimization == "all" else ()
 
 
 def recorded(path: Path) -> str:

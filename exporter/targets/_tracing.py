@@ -41,10 +41,9 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 }
 
 
-# Pools, with the number of their dimensions.
-_POOLS = {
-    f"{kind}_pool{dims}d{rest}": dims for kind in ("max", "avg") for dims in (1, 2, 3) for rest in ("", "_with_indices")
-}
+# Pools, with the number of their dimensions, and what they take for each dimension, which comes after the input.
+_POOLS = {name.format(n): n for name in ("max_pool{}d", "max_pool{}d_with_indices", "avg_pool{}d") for n in (1, 2, 3)}
+_WINDOW = frozenset(("kernel_size", "stride", "padding"))
 
 
 class Traceable(TorchFunctionMode):
@@ -66,8 +65,8 @@ class Traceable(TorchFunctionMode):
         elif func in _OF_FLAGS:
             args, named = tuple(map(_tensor, args)), {name: _tensor(one) for name, one in named.items()}
         elif dims := _POOLS.get(getattr(func, "__name__", "")):
-            args = tuple((one,) * dims if _is_size(one) else one for one in args)
-            named = {name: (one,) * dims if _is_size(one) else one for name, one in named.items()}
+            args = tuple((one,) * dims if _is_size(one) and at in (1, 2, 3) else one for at, one in enumerate(args))
+            named = {n: (one,) * dims if _is_size(one) and n in _WINDOW else one for n, one in named.items()}
         elif func in _LOGICAL and len(args) > 1 and isinstance(args[1], bool):
             if args[0].dtype is torch.bool:
                 return _LOGICAL[func](args[0], _tensor(args[1]))

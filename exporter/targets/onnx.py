@@ -131,26 +131,16 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 def _properties(program: Program, options: Options) -> dict[str, str]:
     """Return the metadata of a model: its contract, and how it is to be loaded if not by default."""
     found = {PROPERTY: to_json(program.contract, indent=None)}
-    if (level := _level(options)) != "all":
+    if (level := _ort_level.asked(options)) != "all":
         found[_ort_level.PROPERTY] = level
     if options.session_options:
         found[_ort_level.SESSION] = json.dumps(options.session_options)
     return found
 
 
-def _level(options: Options) -> str:
-    """Return the level of graph optimizations with which the model is to be loaded.
-
-    In float16 on a CPU, onnxruntime 1.31 crashes at its default level, in NchwcTransformer, with the transposes of
-    nn.MultiheadAttention. That transformer only lays out float32 images.
-    """
-    crashes = options.precision == "fp16" and options.device == "cpu" and options.graph_optimization == "all"
-    return "extended" if crashes else options.graph_optimization
-
-
 def _loading(options: Options) -> tuple[str, ...]:
     """Return the notes about the level of optimizations and the session."""
-    level = _level(options)
+    level = _ort_level.asked(options)
     found = () if level == "all" else (f"graph optimizations of onnxruntime: {level}",)
     return (*found, *(f"onnxruntime with {one}" for one in options.session_options))
 
@@ -457,8 +447,8 @@ def candidates(options: Options) -> Iterator[Candidate]:
     for one in (*(on_cpu if options.device == "cpu" else ()), "enable_mem_pattern=False"):
         if one.partition("=")[0] not in given:
             yield Candidate(Choice("session_options", (one,)), at_load=True)
-    if options.graph_optimization == "all":
-        for level in ("extended", "basic"):
+    for level in _ort_level.lower(options):
+        if level != "none":
             yield Candidate(Choice("graph_optimization", (level,)), at_load=True)
     yield from _candidates.fewer_threads(options)
 

@@ -96,7 +96,7 @@ def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.j
             outputs = traced(*(t.clone() for t in inputs))
         except Exception:  # TorchScript may raise anything at untested sizes
             return False
-        with mixed_dtypes.agreeing(module):
+        with mixed_dtypes.agreeing(module, program.example):
             expected = module(*inputs)
         if not all(map(carrying.agree, outputs, expected)):
             return False
@@ -121,7 +121,12 @@ def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     from exporter.model import mixed_dtypes, mixture_of_experts
     from exporter.targets._tracing import Traceable
 
-    with _forward_alone(), mixture_of_experts.dense(module), mixed_dtypes.agreeing(module), Traceable():
+    with (
+        _forward_alone(),
+        mixture_of_experts.dense(module),
+        mixed_dtypes.agreeing(module, program.example),
+        Traceable(),
+    ):
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     codegen.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced

@@ -25,19 +25,9 @@ from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager as eager_calls
-from exporter.evidence import eager_in_precisions, golden, make_golden, narrowing, perturbations, samples, sequences
+from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
-from exporter.model import (
-    capture,
-    custom_ops,
-    flattening,
-    kept_layers,
-    mixed_dtypes,
-    precision,
-    recipes,
-    small_weights,
-    widening,
-)
+from exporter.model import capture, custom_ops, flattening, kept_layers, precision, recipes, small_weights, widening
 from exporter.model.no_program import NoProgram
 from exporter.model.state import data_writes
 from exporter.model.state import stateful as states
@@ -142,7 +132,7 @@ def _make_cases(
     names = [spec.name for spec in found.outputs]
     metric = samples.evaluate(loaded.recipe, [case.eager for case in golden.samples(made)], names)
     outputs = tuple(spec.dtype for spec in found.outputs)
-    others_made, notes = eager_in_precisions.in_precisions(made, loaded.module, others, outputs, device, plan.kept)
+    others_made, notes = make_golden.in_precisions(made, loaded.module, others, outputs, device, plan.kept)
     return replace(made, precisions=others_made), replace(findings, notes=findings.notes + notes, metric=metric)
 
 
@@ -346,8 +336,7 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
         kept = job.options.keep_float
         made = precision.cast(loaded().module, chosen, tuple(spec.dtype for spec in outputs), kept)
         if kept and chosen in precision.DTYPES:
-            with mixed_dtypes.agreeing(made):
-                kept_layers.require_crossed(made, kept, program.example)
+            kept_layers.require_crossed(made, kept, program.example)
         return made
 
     def calibrating(promised: Contract, sizes: Sizes, make_at: Callable[[Sizes, int], Tensors]) -> capture.Samples:

@@ -547,6 +547,10 @@ RECORDED = [
         "Type Error: Type parameter (T) of Optype (MatMul) bound to different types (tensor(float) and tensor(float16)",
     ),
     ("different-dtypes", "RuntimeError: Input type (float) and bias type (c10::Half) should be the same"),
+    ("different-dtypes", "RuntimeError: Input type (unsigned char) and bias type (float) should be the same"),
+    ("number-too-large", "RuntimeError: value cannot be converted to type c10::Half without overflow"),
+    # torch before 2.14, with an input on the CPU.
+    ("fixed-device", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"),
     # onnxruntime 1.31 with attention in float16 on a CPU.
     ("onnxruntime-crashed", "onnx@fp16 (python) was ended by SIGSEGV"),
     # exporter-run.
@@ -670,6 +674,11 @@ def test_causes_of_torchscript_do_not_apply_to_other_targets(target: str) -> Non
     cause = causes.find(text, "script")
     assert cause is not None
     assert cause.name == "types"
+
+
+@pytest.mark.parametrize("target", ["trace", "compile", "eager"])
+def test_a_crash_of_another_target_is_not_onnxruntimes(target: str) -> None:
+    assert causes.find(f"{target} (python) was ended by SIGSEGV", target) is None
 
 
 def test_an_unknown_message_has_no_cause() -> None:

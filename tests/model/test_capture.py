@@ -12,7 +12,7 @@ from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
 from exporter.core.size_range import Range
 from exporter.evidence import eager
-from exporter.model import capture
+from exporter.model import capture, precision
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
@@ -154,3 +154,27 @@ def test_the_model_calls_an_operator_of_no_library() -> None:
     with pytest.raises(ExportError, match="the model fails at batch=2") as raised, eager.naming("batch=2"):
         torch.ops.nowhere.near(torch.ones(2))
     assert "--ops-lib" in raised.value.remedy
+
+
+class Images(torch.nn.Module):
+    """Has a buffer that is a view, as most models that normalize images do."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.4, 0.5]).view(2, 1))
+        self.register_buffer("same", self.mean)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return ((x.float() - self.mean) / 0.5 * self.same,)
+
+
+def test_a_buffer_that_is_a_view_in_a_half_precision() -> None:
+    module, x = Images(), torch.ones(2, 3)
+    before = module.mean
+    contract = Contract("m", (TensorSpec("x", "float32", (2, 3)),), (TensorSpec("y", "float32", (2, 3)),), {})
+    cast = precision.cast(module, "bf16", ("float32",))
+    program = capture.export_program(cast, (x,), contract).module()
+    assert module.mean is module.same is before
+    assert torch.equal(program(x)[0], cast(x)[0])

@@ -12,7 +12,7 @@ from torch import nn
 from exporter.core import tolerances
 from exporter.core.errors import ExportError
 from exporter.core.parity_records import CaseRecord
-from exporter.evidence import eager_in_precisions
+from exporter.evidence import make_golden
 from exporter.evidence.golden import Case, Golden
 from exporter.model import kept_layers, precision
 from exporter.model.flattening import FlatModule, flatten_inputs
@@ -206,7 +206,7 @@ def test_eager_that_a_kept_layer_makes_worse_is_no_measure() -> None:
     made = Golden((Case(record, (x,), exact, tuple(one.double() for one in exact)),), tolerances.FLOAT32)
     asked = {"bf16": tolerances.BY_PRECISION["bf16"]}
     for kept, worse in (((), False), (("positions",), True)):
-        found, notes = eager_in_precisions.in_precisions(made, flat, asked, ("float32",), "cpu", kept)
+        found, notes = make_golden.in_precisions(made, flat, asked, ("float32",), "cpu", kept)
         assert (not found["bf16"].eager, bool(notes)) == (worse, worse)
 
 

@@ -317,7 +317,12 @@ def test_invalid_ranges(bounds: Any) -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "meant"),
-    [(range(1, 9), Range(1, 8)), (range(32, 257, 32), Range(32, 256, multiple_of=32)), (range(8, 10), Range(8, 9))],
+    [
+        (range(1, 9), Range(1, 8)),
+        (range(32, 257, 32), Range(32, 256, multiple_of=32)),
+        (range(8, 10), Range(8, 9)),
+        (range(5, 6, 3), Range(5, 5)),
+    ],
 )
 def test_a_range_of_python(bounds: range, meant: Range) -> None:
     assert recipes.ranges(FunctionRecipe(lambda weights: None, lambda batch=1: None, {"batch": bounds})) == {

@@ -73,6 +73,28 @@ def test_sizes_stay_dynamic(function: Compute) -> None:
 @pytest.mark.parametrize(
     "function",
     [
+        lambda x: x + torch.arange(2 * x.shape[3])[x.shape[3] :] % x.shape[2],
+        lambda x: torch.remainder(x * 50, x.shape[3]),
+        lambda x: (x * 50).remainder(other=x.shape[3]),
+        lambda x: torch.view_as_real(torch.fft.rfft(x) / x.shape[3]),
+        lambda x: torch.view_as_real(x.shape[3] * torch.fft.rfft(x)),
+    ],
+)
+def test_a_size_becomes_a_tensor_where_a_number_fails(function: Compute) -> None:
+    found = captured(function)
+    assert (found.fixed, found.bounds) == ((), {})
+    nodes = [
+        node for node in found.program.graph.nodes if str(node.target).startswith(("aten.rem", "aten.div", "aten.mul"))
+    ]
+    assert nodes
+    assert not any(isinstance(arg.meta["val"], torch.SymInt) for node in nodes for arg in node.all_input_nodes)
+    x = torch.randn(3, 3, 9, 11)
+    torch.testing.assert_close(found.program.module()(x)[0], function(x), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
         lambda x: functional.avg_pool2d(x, x.shape[2] // 2),  # a part of the input
         lambda x: functional.max_pool1d(x[:, :, 0], x.shape[2]),  # another size
         lambda x: functional.avg_pool2d(x, x.shape[2:], 1, 1),  # padded

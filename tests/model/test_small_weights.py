@@ -21,7 +21,7 @@ from exporter.core import precisions, tolerances
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.size_range import Range
-from exporter.evidence import eager_in_precisions, golden, make_golden, parity
+from exporter.evidence import golden, make_golden, parity
 from exporter.model import precision, small_weights
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
@@ -147,7 +147,7 @@ def test_names() -> None:
 def made(module: torch.nn.Module, name: str) -> golden.Golden:
     plan = make_golden.Plan([({"batch": 2}, 0)], {"batch": Range(2, 2)})
     found, _ = make_golden.make(module, lambda sizes, seed: (IDS,), plan, tolerances.FLOAT32, "cpu")
-    others, notes = eager_in_precisions.in_precisions(found, module, {name: tolerances.BY_PRECISION[name]}, (), "cpu")
+    others, notes = make_golden.in_precisions(found, module, {name: tolerances.BY_PRECISION[name]}, (), "cpu")
     assert notes == ()
     return replace(found, precisions=others)
 

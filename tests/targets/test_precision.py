@@ -23,7 +23,7 @@ from exporter.core.errors import ArtifactError, ExportError, UsageError
 from exporter.core.parity_records import Tolerance
 from exporter.core.records import Manifest
 from exporter.core.size_range import Range
-from exporter.evidence import eager_in_precisions, golden, make_golden, parity
+from exporter.evidence import golden, make_golden, parity
 from exporter.model import capture, precision
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
@@ -93,7 +93,7 @@ def test_a_golden_stores_the_tolerance_and_outputs_of_each_precision(tmp_path: P
     outputs = ("float32", "int64")
     plan = make_golden.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
     made, _ = make_golden.make(module, lambda sizes, seed: (X, N), plan, tolerances.FLOAT32, "cpu")
-    others, notes = eager_in_precisions.in_precisions(
+    others, notes = make_golden.in_precisions(
         made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
     )
     golden.save(golden.Golden(made.cases, made.tolerance, others), tmp_path / "golden.safetensors")
@@ -110,30 +110,28 @@ def test_a_golden_stores_the_tolerance_and_outputs_of_each_precision(tmp_path: P
         read.of("fp16")
 
 
-class Images(torch.nn.Module):
-    """Has a buffer that is a view, as most models that normalize images do, and one that shares it."""
-
-    mean: torch.Tensor
+class Stubborn(torch.nn.Module):
+    """Creates a float32 tensor, which cannot be multiplied by a half-precision one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor([0.4, 0.5]).view(2, 1))
-        self.register_buffer("same", self.mean)
+        self.linear = torch.nn.Linear(16, 4)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return ((x.float() - self.mean) / 0.5 * self.same,)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) @ torch.ones(4, 4, dtype=torch.float32)
 
 
-def test_a_buffer_that_is_a_view() -> None:
-    module = Images()
-    before = module.mean
-    contract = Contract("m", (TensorSpec("x", "float32", (2, 3)),), (TensorSpec("y", "float32", (2, 3)),), {})
-    with precision.computing(module, "bf16", ("float32",)) as computes:
-        assert module.mean.dtype == torch.bfloat16
-        assert module.mean is module.same
-        capture.export_program(computes, (torch.ones(2, 3),), contract)
-    assert module.mean is module.same is before
-    assert before.dtype == torch.float32
+def test_a_model_that_does_not_run_in_a_precision_is_compared_with_float32(tmp_path: Path) -> None:
+    module = Stubborn()
+    made, _ = make_golden.make(
+        module, lambda sizes, seed: (X,), make_golden.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu"
+    )
+    others, notes = make_golden.in_precisions(
+        made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu"
+    )
+    assert "does not run in bf16" in notes[0]
+    assert others["bf16"].eager == ()
+    assert module.linear.weight.dtype == torch.float32
 
 
 def judge(got: torch.Tensor, reference: torch.Tensor, name: str = "logits") -> parity.OutputParity:

@@ -258,6 +258,9 @@ def test_an_onnx_model_carries_its_level_of_optimizations(program: Program, tmp_
     options = dataclasses.replace(OPTIONS, precision="fp16")
     assert "graph optimizations of onnxruntime: extended" in targets.get("onnx").export(program, half, options).notes
     assert _ort_level.recorded(half) == "extended"
+    assert _ort_level.asked(dataclasses.replace(options, graph_optimization="basic")) == "basic"
+    assert _ort_level.asked(dataclasses.replace(options, device="cuda")) == "all"
+    assert _ort_level.lower(options) == ("basic", "none")
     data = path.read_bytes()
     path.write_bytes(data.replace(b"\x12\x05basic", b"\x12\x05later"))
     with pytest.raises(ArtifactError, match="'later'") as raised:

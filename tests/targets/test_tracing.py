@@ -83,6 +83,7 @@ def test_a_bool_with_numbers_keeps_the_dtype_of_the_result(change: Callable[[tor
         lambda x: F.avg_pool1d(x, x.size(2)),
         lambda x: F.max_pool2d(x, x.size(1), return_indices=True)[1],
         lambda x: F.avg_pool2d(x, x.size(1)),
+        lambda x: F.avg_pool2d(x, kernel_size=x.size(1), stride=(x.size(1), 2)),
     ],
 )
 def test_a_pool_over_a_size_of_the_input(pool: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -95,6 +96,17 @@ def test_a_pool_over_a_size_of_the_input(pool: Callable[[torch.Tensor], torch.Te
         traced = torch.jit.trace(Pooling().eval(), torch.randn(2, 4, 8, generator=generator), check_trace=False)
     other = torch.randn(3, 5, 20, generator=generator)
     assert torch.equal(traced(other), pool(other))
+
+
+def test_a_pool_with_a_divisor_of_the_input() -> None:
+    class Pooling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.avg_pool2d(x, 2, divisor_override=x.size(1))
+
+    x = torch.randn(2, 4, 8)
+    with torch.no_grad(), Traceable():
+        traced = torch.jit.trace(Pooling().eval(), x, check_trace=False)
+    assert torch.equal(traced(x), F.avg_pool2d(x, 2, divisor_override=4))
 
 
 class Branching(nn.Module):

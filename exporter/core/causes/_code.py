@@ -77,6 +77,7 @@ CAUSES = (
         "fixed-device",
         (
             r"Expected all tensors to be on the same device",
+            r"Input type \(torch\.(?:cuda\.)?\w+\) and weight type \(torch\.(?:cuda\.)?\w+\) should be the same",
             r"is not on the expected device",
             r"found two different devices",
         ),
@@ -87,14 +88,23 @@ CAUSES = (
         "different-dtypes",
         (
             r"(?:must|expected to|Expected \w+, \w+,? and \w+ to|expected \w+ and \w+ to) have the same dtype",
-            r"Input type \([\w:.]+\) and (?:bias|weight) type \([\w:.]+\) should be the same",
-            r"expected scalar type \w+ but found \w+",
+            r"Input type \((?!torch)[\w: ]+\) and (?:bias|weight) type \((?!torch)[\w: ]+\) should be the same",
+            r"expected scalar type (?:Float|Half|BFloat16|Double) but found \w+",
+            r"both inputs should have same dtype",
+            r"expected self and source to have same dtypes",
+            r"mixed dtype \(CPU\)",
             r"RNN input dtype \([\w.]+\) does not match weight dtype",
             r"Expected self\.dtype to be equal to src\.dtype",
             r"Type parameter \(\w+\) of Optype \(\w+\) bound to different types",
         ),
         "The operands of a call have different dtypes, perhaps because the code creates a tensor with a fixed dtype",
         "create it with dtype=x.dtype, or cast it: t.to(x.dtype)",
+    ),
+    Cause(
+        "number-too-large",
+        (r"value cannot be converted to type \S+ without overflow",),
+        "The code uses a number that is too large for this precision, such as -1e9 in float16",
+        "use torch.finfo(x.dtype).min, or bf16, which has the range of float32",
     ),
     Cause(
         "depends-on-strides",

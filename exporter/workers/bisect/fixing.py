@@ -14,10 +14,10 @@ import torch
 
 from exporter.core import source_lines
 from exporter.core.precisions import SMALL_WEIGHTS
-from exporter.evidence import eager_in_precisions
 from exporter.evidence import golden as goldens
+from exporter.evidence import make_golden
 from exporter.evidence.golden import Golden
-from exporter.model import capture, kept_layers, mixed_dtypes, precision
+from exporter.model import capture, kept_layers, precision
 from exporter.model.tensors import Run, Tensors
 from exporter.targets import Options
 from exporter.workers.bisect import Fix, search
@@ -79,7 +79,7 @@ class Trials:
     def can_keep(self, layer: str) -> bool:
         """Return whether eager runs with a layer in float32."""
         try:
-            with self._computing((*self.options.keep_float, layer)) as module, mixed_dtypes.agreeing(module):
+            with self._computing((*self.options.keep_float, layer)) as module:
                 kept_layers.require_crossed(module, (layer,), self.builder.program.example)
         except Exception as error:  # a model can raise anything
             self.failures.setdefault(source_lines.summary(error), f"{layer} in float32")
@@ -100,8 +100,7 @@ class Trials:
         def make() -> torch.nn.Module:
             made = precision.cast(copy.deepcopy(self.plain), self.options.precision, self._outputs(), kept)
             if self.in_half:
-                with mixed_dtypes.agreeing(made):
-                    kept_layers.require_crossed(made, kept, program.example)
+                kept_layers.require_crossed(made, kept, program.example)
             return made
 
         entries = {size: replace(entry, make_module=make) for size, entry in program.entries.items()}
@@ -115,7 +114,7 @@ class Trials:
         tolerances = {name: self.golden.precisions[judged].tolerance}
         device = self.options.device
         cases = goldens.alone(self.golden)
-        found, _ = eager_in_precisions.in_precisions(cases, self.plain, tolerances, self._outputs(), device, kept)
+        found, _ = make_golden.in_precisions(cases, self.plain, tolerances, self._outputs(), device, kept)
         return replace(cases, precisions=found).of(name)
 
     def notes(self) -> tuple[str, ...]:

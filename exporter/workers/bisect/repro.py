@@ -145,7 +145,7 @@ def _build(target: str, options: Options) -> str | None:
     settings, setting = _inductor.parse(options.inductor) if options.inductor else {}, options.variant
     if not setting:
         build = BUILDS.get(target)
-        level = _ort_level.NAMES[options.graph_optimization]
+        level = _ort_level.NAMES[_ort_level.asked(options)]
         return build and build.format(settings={"freezing": True} | settings, level=level)
     if setting not in compile_target.MODES:
         return LIVE.format(backend=setting.removeprefix("backend="), how="mode=None")

@@ -13,7 +13,7 @@ from torch import fx
 
 from exporter import targets
 from exporter.model.tensors import Tensors
-from exporter.targets import _inductor
+from exporter.targets import _inductor, _ort_level
 from exporter.workers.bisect import Verdict, arithmetic, variants
 
 # Parts of inductor that can be switched off, and the settings that do so.
@@ -37,7 +37,7 @@ def settings(target: str, options: targets.Options, blamed: Sequence[str] = ()) 
     Settings for C++ apply only to a CPU, and a backend of torch.compile may have none.
     """
     if target == "onnx":
-        levels = ("extended", "basic", "none") if options.graph_optimization == "all" else ()
+        levels = _ort_level.lower(options)
         return {f"graph optimization {level}": replace(options, graph_optimization=level) for level in levels}
     if target != "compile" or "=" in options.variant:
         return {}

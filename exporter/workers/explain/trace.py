@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from exporter.core import source_lines
 from exporter.model import mixture_of_experts
 from exporter.model.tensors import Tensors
+from exporter.targets import _tracing
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
@@ -96,7 +97,13 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
         if issubclass(category, TracerWarning):
             traced.warned.setdefault(source_lines.here(), str(message).partition(". ")[0].partition(" might cause")[0])
 
-    with warnings.catch_warnings(), torch.no_grad(), _Conversions(traced.numbers), mixture_of_experts.dense(module):
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        _Conversions(traced.numbers),
+        mixture_of_experts.dense(module),
+        _tracing.Traceable(),
+    ):
         warnings.simplefilter("always")
         warnings.showwarning = hear
         traced.module = torch.jit.trace(module, inputs, strict=False, check_trace=False)
