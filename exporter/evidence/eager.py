@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -188,6 +188,40 @@ def settled_outputs(
         return outputs if all(perturbations.settled(outputs, other, tolerance) for other in others) else None
     except Exception:  # at unusual values, a model can raise anything
         return None
+
+
+def safe_on_gpu(
+    module: torch.nn.Module, example: Tensors, changes: Mapping[str, Tensors], device: str
+) -> dict[str, Tensors]:
+    """Return the changes of the example that may be tried on the device: on a GPU, those that a CPU accepts.
+
+    An index out of range is an exception on a CPU, but ends the whole process's use of a GPU. A change without integers
+    is not tried on the CPU. The module is moved back to `device`.
+    """
+    doubtful = [name for name, data in changes.items() if not all(tensor.is_floating_point() for tensor in data)]
+    if device == "cpu" or not doubtful:
+        return dict(changes)
+    module.to("cpu")
+    try:
+        limit_s = time_limit.of(lambda: run(module, example, "cpu"))
+        refused = {name for name in doubtful if not _accepts(module, changes[name], limit_s)}
+    except Exception:  # the model may have kernels for the GPU alone
+        refused = set()
+    finally:
+        module.to(device)
+    return {name: data for name, data in changes.items() if name not in refused}
+
+
+def _accepts(module: torch.nn.Module, data: Tensors, limit_s: float) -> bool:
+    """Return whether the model runs on the CPU with these inputs, as far as that is known after `limit_s` seconds."""
+    try:
+        with time_limit.stop_after(limit_s):
+            run(module, data, "cpu")
+    except time_limit.OutOfTime:
+        return True
+    except Exception:  # at unusual values, a model can raise anything
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ def make(
     planned, example = len(chosen), next(iter(chosen.values()))
     limit_s = time_limit.of(lambda: eager.run(module, example, device))
     unusual: list[tuple[CaseRecord, Tensors, Tensors]] = []
-    for change, data in (perturbations.changed(example) if plan.unusual else {}).items():
+    changes = perturbations.changed(example) if plan.unusual else {}
+    for change, data in eager.safe_on_gpu(module, example, changes, device).items():
         try:
             given = eager.settled_outputs(module, data, device, tolerance, limit_s)
         except time_limit.OutOfTime:

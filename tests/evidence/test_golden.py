@@ -15,10 +15,11 @@ from exporter.core import time_limit
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.size_range import Range
-from exporter.evidence import golden, make_golden
+from exporter.evidence import eager, golden, make_golden, perturbations
 from exporter.evidence.findings import Findings
 from exporter.model import tensor_files
 from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.model.tensors import Tensors
 
 TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
 SYMBOLS = {"batch": Range(1, 8)}
@@ -274,10 +275,10 @@ def test_round_trip(tmp_path: Path, write: Callable[[golden.Golden, Path], None]
     assert read.nonfinite is not None
     assert (read.nonfinite[0].inputs, read.nonfinite[0].names, read.nonfinite[0].value) == ((0,), ("x",), "NaN")
     assert torch.equal(read.nonfinite[0].expected[0], spoilt.expected[0])
-    for a, b, eager in zip(read.cases, made.cases, read.precisions["bf16"].eager, strict=True):
+    for a, b, own in zip(read.cases, made.cases, read.precisions["bf16"].eager, strict=True):
         assert a.record == b.record
         for x, y in zip(
-            a.inputs + a.eager + a.reference + eager, b.inputs + b.eager + b.reference + b.eager, strict=True
+            a.inputs + a.eager + a.reference + own, b.inputs + b.eager + b.reference + b.eager, strict=True
         ):
             assert torch.equal(x, y)
             assert x.dtype == y.dtype
@@ -368,3 +369,27 @@ def test_a_precision_that_leaves_out_a_step_leaves_out_later_steps() -> None:
     made = tuple(golden.Case(CaseRecord(name, step=step), (x,), (x,), (x.double(),)) for name, step in names)
     whole = golden.Golden(made, TOLERANCE, {"bf16": golden.Precision(TOLERANCE, (), ("a step 2", "c"))})
     assert [case.name for case in whole.of("bf16").cases] == ["a", "b", "b step 2"]
+
+
+class Offsets(torch.nn.Module):
+    """Accepts only increasing integers, as an embedding bag does; with `broken`, none at all."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> Tensors:
+        if self.broken or bool((offsets.diff() < 0).any()):
+            raise IndexError("offsets must increase")
+        return (x.sum() + offsets,)
+
+
+def test_integers_that_a_cpu_rejects_are_not_tried_on_a_gpu() -> None:
+    example = (torch.ones(3), torch.tensor([0, 2, 4]))
+    changes = perturbations.changed(example)
+    assert "negative" in changes  # it reverses integers
+    device = "cpu:0"  # instead of a GPU
+    safe = eager.safe_on_gpu(Offsets(), example, changes, device)
+    assert safe.keys() == changes.keys() - {"negative"}
+    assert eager.safe_on_gpu(Offsets(broken=True), example, changes, device) == changes
+    assert eager.safe_on_gpu(Offsets(), example, changes, "cpu") == changes

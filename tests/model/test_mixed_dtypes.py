@@ -73,6 +73,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 OF_NUMBERS = ("a mask", "a full tensor", "filled")  # bfloat16 has these numbers
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of len
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # of a recurrent layer
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("half", ["bf16", "fp16"])
@@ -86,9 +87,10 @@ def test_a_call_that_eager_rejects_agrees(name: str, half: str) -> None:
                 made(X)
         with mixed_dtypes.agreeing(made, (X,)):
             found = made(X)[0]
+            traced = torch.jit.trace(made, (X,), check_trace=False)(X)[0]
         program = capture.export_program(made, (X,), CONTRACT).module()
         captured = program(X)[0]
-    for one in (found, captured):
+    for one in (found, traced, captured):
         torch.testing.assert_close(one, expected, rtol=0.05, atol=0.05)
 
 

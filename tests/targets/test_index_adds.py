@@ -25,4 +25,4 @@ def test_index_add_in_bfloat16(tmp_path: Path) -> None:
     runner = torch._inductor.aoti_load_package(str(package))
     other, places = torch.randn(9, 3).bfloat16(), torch.tensor([8, 8, 0, 1, 8, 2, 2, 5, 0])
     for got, wanted in zip(runner(other, places), Adds()(other, places), strict=True):
-        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.05)  # the order of additions differs
