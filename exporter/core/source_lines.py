@@ -22,6 +22,7 @@ HERE = "<--- HERE"  # TorchScript's compiler marks the line with it
 OWN = "exporter itself failed"  # how the message of an internal error begins
 LONGEST = 100_000  # maximum number of characters of a message to examine
 MESSAGE = 1000  # maximum number of characters of a message to keep
+PACKAGE_FAILED = "the package's function failed, and wrote the reason to its standard error output"
 # Control characters except tabs and line ends, bidirectional formatting, and surrogates.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -42,15 +43,17 @@ _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = (
-    *("interpreter", "recurrent.py", "mixture_of_experts.py"),
-    *("mixed_dtypes.py", "sizes_in_calls.py", "inverse_stft.py", "running_statistics.py"),
+    "interpreter",
+    "inverse_stft.py",
+    "mixed_dtypes.py",
+    "mixture_of_experts.py",
+    "recurrent.py",
+    "running_statistics.py",
+    "sizes_in_calls.py",
 )
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
 # Targets add their own.
 _LIBRARIES = _COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"}
-
-
-PACKAGE_FAILED = "the package's function failed, and wrote the reason to its standard error output"
 
 
 def add_libraries(packages: Iterable[str]) -> None:

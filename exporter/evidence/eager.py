@@ -195,10 +195,10 @@ def safe_on_gpu(
 ) -> dict[str, Tensors]:
     """Return the changes of the example that may be tried on the device: on a GPU, those that a CPU accepts.
 
-    An index out of range is an exception on a CPU, but ends the whole process's use of a GPU. A change without integers
-    is not tried on the CPU. The module is moved back to `device`.
+    An index out of range is an exception on a CPU, but ends the whole process's use of a GPU. Changes of floating-point
+    values alone are not tried on the CPU. The module is moved back to `device`.
     """
-    doubtful = [name for name, data in changes.items() if not all(tensor.is_floating_point() for tensor in data)]
+    doubtful = [name for name, data in changes.items() if not all(map(_is_float_or_equal, data, example))]
     if device == "cpu" or not doubtful:
         return dict(changes)
     module.to("cpu")
@@ -210,6 +210,10 @@ def safe_on_gpu(
     finally:
         module.to(device)
     return {name: data for name, data in changes.items() if name not in refused}
+
+
+def _is_float_or_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_floating_point() or torch.equal(one, other)
 
 
 def _accepts(module: torch.nn.Module, data: Tensors, limit_s: float) -> bool:

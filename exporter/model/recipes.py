@@ -380,7 +380,9 @@ def example_sizes(inputs: Callable[..., Any]) -> dict[str, int]:
 
 
 def ranges(recipe: Recipe) -> dict[str, Range]:
-    """Return the recipe's `sizes`, validated. A number N means 1 to N; a third value is the step. Python ranges count.
+    """Return the recipe's `sizes`, validated. A number N means 1 to N; a third value is the step.
+
+    A Python range of multiples of its step means the same.
 
     Raises RecipeError for an unknown size or an invalid range.
     """

@@ -65,7 +65,8 @@ def _by_tensor(usual: Function, name: str) -> Function:
     def call(input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         fails = isinstance(input, torch.Tensor) and (name in REMAINDERS or input.is_complex())
         if fails and isinstance(other, torch.SymInt):
-            other = torch.scalar_tensor(other, dtype=input.dtype.to_real(), device=input.device)
+            dtype = torch.int64 if input.dtype == torch.bool else input.dtype.to_real()
+            other = torch.scalar_tensor(other, dtype=dtype, device=input.device)
         return usual(input, other, *args, **kwargs)
 
     return call

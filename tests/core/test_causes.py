@@ -551,6 +551,11 @@ RECORDED = [
     ("number-too-large", "RuntimeError: value cannot be converted to type c10::Half without overflow"),
     # torch before 2.14, with an input on the CPU.
     ("fixed-device", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"),
+    ("fixed-device", "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"),
+    (
+        "different-dtypes",
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be the same",
+    ),
     # onnxruntime 1.31 with attention in float16 on a CPU.
     ("onnxruntime-crashed", "onnx@fp16 (python) was ended by SIGSEGV"),
     # exporter-run.

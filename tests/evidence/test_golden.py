@@ -392,4 +392,6 @@ def test_integers_that_a_cpu_rejects_are_not_tried_on_a_gpu() -> None:
     safe = eager.safe_on_gpu(Offsets(), example, changes, device)
     assert safe.keys() == changes.keys() - {"negative"}
     assert eager.safe_on_gpu(Offsets(broken=True), example, changes, device) == changes
+    floats = {"large": (example[0] * 100, example[1])}
+    assert eager.safe_on_gpu(Offsets(broken=True), example, floats, device) == floats
     assert eager.safe_on_gpu(Offsets(), example, changes, "cpu") == changes

@@ -77,7 +77,8 @@ CAUSES = (
         "fixed-device",
         (
             r"Expected all tensors to be on the same device",
-            r"Input type \(torch\.(?:cuda\.)?\w+\) and weight type \(torch\.(?:cuda\.)?\w+\) should be the same",
+            r"Input type \(torch\.cuda\.\w+\) and weight type \(torch\.(?!cuda\.)\w+\) should be the same",
+            r"Input type \(torch\.(?!cuda\.)\w+\) and weight type \(torch\.cuda\.\w+\) should be the same",
             r"is not on the expected device",
             r"found two different devices",
         ),
@@ -89,6 +90,7 @@ CAUSES = (
         (
             r"(?:must|expected to|Expected \w+, \w+,? and \w+ to|expected \w+ and \w+ to) have the same dtype",
             r"Input type \((?!torch)[\w: ]+\) and (?:bias|weight) type \((?!torch)[\w: ]+\) should be the same",
+            r"Input type \((torch\.(?:cuda\.)?)\w+\) and (?:bias|weight) type \(\1\w+\) should be the same",
             r"expected scalar type (?:Float|Half|BFloat16|Double) but found \w+",
             r"both inputs should have same dtype",
             r"expected self and source to have same dtypes",

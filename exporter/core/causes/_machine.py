@@ -66,7 +66,7 @@ CAUSES = (
         "onnxruntime-crashed",
         (r"\(python\) was ended by SIG(?:SEGV|ABRT)",),
         "onnxruntime crashed, perhaps while it optimized the graph",
-        "load the model with fewer optimizations: --graph-optimization extended, or basic",
+        "load the model with fewer optimizations: --graph-optimization extended, basic or none",
         only=("onnx",),
     ),
     Cause(
