@@ -87,3 +87,10 @@ def test_a_quantized_variant_has_a_remedy(cause: str, remedy: str) -> None:
 def test_a_crash_is_reported_with_the_last_output(said: str, log: str, text: str, signal: str) -> None:
     assert session_checks.crashed(JobError(said, "", log, signal)) == text
     assert session_checks.crashed(ExporterError(said)) == said
+
+
+@pytest.mark.parametrize(("target", "cause"), [("onnx", "onnxruntime-crashed"), ("trace", ""), ("compile", "")])
+def test_a_crash_is_blamed_on_the_library_of_its_target(target: str, cause: str) -> None:
+    error = JobError(f"{target} (python) was ended by SIGSEGV", "", "", "SIGSEGV")
+    record = VariantRecord(target, target, "pending")
+    assert session_checks._failed(SessionRecord("python", "failed", "load"), error, record).cause == cause

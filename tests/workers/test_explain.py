@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support.commands import Cli, recipe_path
 from support.operators import BUILT, needs_the_library
 
@@ -22,6 +23,7 @@ from exporter.report import explanation
 from exporter.workers import explain, keeping, loading
 from exporter.workers.children import Zygote
 from exporter.workers.explain import SECTIONS, Explanation, Finding, Section
+from exporter.workers.explain import trace as tracing
 from exporter.workers.explain.subject import Subject
 from exporter.workers.messages import Job
 
@@ -73,6 +75,15 @@ def test_a_branch_that_trace_bakes(say: Say) -> None:
     assert "as values" in wrong.text
     assert matters.text == "matters: Converting a tensor to a Python boolean"
     assert line(matters) == "if bool(x.sum() > 0):"
+
+
+def test_a_size_as_a_pools_kernel_is_right_in_a_trace() -> None:
+    class Pooling(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.nn.functional.max_pool1d(x, x.size(2)),)
+
+    traced = tracing.trace(Pooling().eval(), (torch.randn(2, 4, 8),))
+    assert tracing._difference(Pooling().eval(), traced, (torch.randn(3, 4, 20),)) == ""
 
 
 def test_a_loop_that_trace_bakes_without_a_warning(say: Say) -> None:
