@@ -24,7 +24,9 @@ from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
 from exporter.model import (
+    distributions,
     fixed_dims,
+    gpu_operators,
     mapped_program,
     mixed_dtypes,
     mixture_of_experts,
@@ -267,7 +269,8 @@ def _export(
     with (
         torch.no_grad(),
         recurrent.kept(),
-        recurrent.cells(),
+        gpu_operators.captured(),
+        distributions.unchecked(),
         mixture_of_experts.dense(module),
         running_statistics.written(),
         sizes_in_calls.traced(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._C import DispatchKey
@@ -21,27 +20,6 @@ OPERATORS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "gru"
 def kept() -> contextlib.AbstractContextManager[None]:
     """Keep these operators whole while a graph is captured, or translated by code that supports them."""
     return _as(dict.fromkeys(OPERATORS, _shapes))
-
-
-def cells() -> contextlib.AbstractContextManager[Any]:
-    """Compute torch.nn.GRUCell by its formula on a GPU, where torch's fused kernel has no fake kernel."""
-    usual = torch._VF.gru_cell
-
-    def cell(inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
-        result: torch.Tensor = (gru_cell if inputs.is_cuda else usual)(inputs, *rest)
-        return result
-
-    return mock.patch.object(torch._VF, "gru_cell", cell)
-
-
-def gru_cell(inputs: torch.Tensor, state: torch.Tensor, *params: Any) -> torch.Tensor:
-    """Return the next state; `params` are the weights of input and state, then their biases, as in torch.gru_cell."""
-    weight, hidden_weight, bias, hidden_bias = params
-    given = torch.nn.functional.linear(inputs, weight, bias).chunk(3, -1)
-    held = torch.nn.functional.linear(state, hidden_weight, hidden_bias).chunk(3, -1)
-    reset, update = torch.sigmoid(given[0] + held[0]), torch.sigmoid(given[1] + held[1])
-    new = torch.tanh(given[2] + reset * held[2])
-    return new + update * (state - new)
 
 
 def looped() -> contextlib.AbstractContextManager[None]:

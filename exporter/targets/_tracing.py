@@ -1,4 +1,4 @@
-"""Workarounds for torch.jit.trace: booleans that it cannot record, and branches that it drops."""
+"""Workarounds for torch.jit.trace: calls that it cannot record, sizes that it fixes, and branches that it drops."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
 from exporter.core.errors import ExportError
+from exporter.model import distributions, mixed_dtypes, mixture_of_experts
+from exporter.model.tensors import Tensors
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of the parameter for the number
@@ -44,6 +46,13 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 # Pools, with the number of their dimensions, and what they take for each dimension, which comes after the input.
 _POOLS = {name.format(n): n for name in ("max_pool{}d", "max_pool{}d_with_indices", "avg_pool{}d") for n in (1, 2, 3)}
 _WINDOW = frozenset(("kernel_size", "stride", "padding"))
+# Functions that make a tensor of numbers, with the position of the numbers.
+_COPIES: Mapping[Callable[..., Any], int] = {torch.tensor: 0, torch.as_tensor: 0, torch.Tensor.new_tensor: 1}
+_LIMITS = frozenset((
+    torch.clamp, torch.clamp_, torch.clip, torch.clip_, torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clip,
+    torch.Tensor.clip_, torch.clamp_min, torch.clamp_max, torch.Tensor.clamp_min, torch.Tensor.clamp_max,
+    torch.Tensor.clamp_min_, torch.Tensor.clamp_max_,
+))  # fmt: skip
 
 
 class Traceable(TorchFunctionMode):
@@ -51,6 +60,8 @@ class Traceable(TorchFunctionMode):
 
     Likewise replaces `torch.full(size, True)`, and the bool in `torch.where(condition, x, False)` by a boolean tensor.
     A size as a pool's kernel, as in `max_pool1d(x, x.size(2))`, becomes a list: a trace records a size only in a list.
+    `torch.tensor([width, height])` stacks the sizes, which it would otherwise copy as constants, and a size that limits
+    a tensor, as in `x.clamp(max=width)`, is moved to the tensor's device.
     """
 
     def __torch_function__(
@@ -67,11 +78,53 @@ class Traceable(TorchFunctionMode):
         elif dims := _POOLS.get(getattr(func, "__name__", "")):
             args = tuple((one,) * dims if _is_size(one) and at in (1, 2, 3) else one for at, one in enumerate(args))
             named = {n: (one,) * dims if _is_size(one) and n in _WINDOW else one for n, one in named.items()}
+        elif (at := _COPIES.get(func)) is not None and len(args) > at and _has_tensor(args[at]):
+            with warnings.catch_warnings(action="ignore"):
+                constant = func(*args, **named)
+            return _stacked(constant, args[at])
+        elif func in _LIMITS:
+            tensor = args[0] if args else named["input"]
+            args = tuple(_beside(tensor, one) for one in args)
+            named = {name: _beside(tensor, one) for name, one in named.items()}
         elif func in _LOGICAL and len(args) > 1 and isinstance(args[1], bool):
             if args[0].dtype is torch.bool:
                 return _LOGICAL[func](args[0], _tensor(args[1]))
             args = (args[0], int(args[1]), *args[2:])
         return func(*args, **named)
+
+
+@contextlib.contextmanager
+def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
+    """Change what torch.jit.trace would reject or fix while this module is traced with this example."""
+    with (
+        _forward_alone(),
+        distributions.unchecked(),
+        mixture_of_experts.dense(module),
+        mixed_dtypes.agreeing(module, example),
+        Traceable(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Run only the forward of each torch.autograd.Function: a trace cannot record its call, and needs no gradient."""
+    from torch.autograd.function import Function, FunctionCtx
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.setup_context is not Function.setup_context:
+            return cls.forward(*args, **kwargs)
+        context: Any = FunctionCtx()
+        context.needs_input_grad = (False,) * len(args)
+        return cls.forward(context, *args, **kwargs)
+
+    patched: Any = Function
+    usual = vars(Function)["apply"]
+    patched.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        patched.apply = usual
 
 
 # Operators whose result depends only on an input's shape and dtype, not on its values.
@@ -178,6 +231,36 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.int64
+
+
+def _has_tensor(data: Any) -> bool:
+    """Return whether nested lists of numbers contain sizes, or other numbers that are tensors during a trace."""
+    return isinstance(data, (list, tuple)) and any(isinstance(one, torch.Tensor) or _has_tensor(one) for one in data)
+
+
+def _flat(data: Any) -> Iterator[Any]:
+    if not isinstance(data, (list, tuple)):
+        yield data
+        return
+    for one in data:
+        yield from _flat(one)
+
+
+def _stacked(constant: torch.Tensor, data: Any) -> torch.Tensor:
+    """Return `constant`, a tensor made of these nested lists of numbers, in terms of the tensors among the numbers."""
+    dtype, device = constant.dtype, constant.device
+
+    def scalar(one: Any) -> torch.Tensor:
+        if isinstance(one, torch.Tensor):
+            return one.to(device, dtype).reshape(())
+        return torch.full((), _number(one), dtype=dtype, device=device)
+
+    return torch.stack(list(map(scalar, _flat(data)))).reshape(constant.shape)
+
+
+def _beside(tensor: torch.Tensor, limit: Any) -> Any:
+    """Return a limit of the tensor's values; one that is a size on the CPU is moved to the tensor's device."""
+    return limit.to(tensor.device) if _is_size(limit) else limit
 
 
 def _number(value: Any) -> Any:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exporter.core import contract_files
 from exporter.core.contract_records import PRECISIONS
@@ -76,7 +76,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
             traced = _specialized.script_module(parts, program.function) if parts else _trace(program, module)
         branches.require_no_state()
-        frozen = torch.jit.freeze(traced.eval(), preserved_attrs=_stored_products.packed_in(traced))
+        frozen = _frozen(traced.eval())
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract
         if program.keeps_state:
@@ -85,6 +85,20 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         promise = to_json(replace(taken, ops=ops))
         debug_info.save(frozen, path, {"contract.json": promise})
     return Exported((*notes, *branches.notes()), codegen.tracer_warnings(caught), ops=ops, whole=whole)
+
+
+def _frozen(traced: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """Freeze a module; without folding of convolutions if that fails, as on a GPU where a number scales the output."""
+    import torch
+
+    kept = _stored_products.packed_in(traced)
+    try:
+        frozen: torch.jit.ScriptModule = torch.jit.freeze(traced, preserved_attrs=kept)
+    except RuntimeError as error:
+        if "frozen_conv_folding" not in str(error):
+            raise
+        frozen = torch.jit.freeze(traced, preserved_attrs=kept, optimize_numerics=False)
+    return frozen
 
 
 def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule) -> bool:
@@ -118,39 +132,12 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
 def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
     import torch
 
-    from exporter.model import mixed_dtypes, mixture_of_experts
-    from exporter.targets._tracing import Traceable
+    from exporter.targets._tracing import traceable
 
-    with (
-        _forward_alone(),
-        mixture_of_experts.dense(module),
-        mixed_dtypes.agreeing(module, program.example),
-        Traceable(),
-    ):
+    with traceable(module, program.example):
         traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
     codegen.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced
-
-
-@contextlib.contextmanager
-def _forward_alone() -> Iterator[None]:
-    """Run only the forward of each torch.autograd.Function: a trace cannot record its call, and needs no gradient."""
-    from torch.autograd.function import Function, FunctionCtx
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.setup_context is not Function.setup_context:
-            return cls.forward(*args, **kwargs)
-        context: Any = FunctionCtx()
-        context.needs_input_grad = (False,) * len(args)
-        return cls.forward(context, *args, **kwargs)
-
-    patched: Any = Function
-    usual = vars(Function)["apply"]
-    patched.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        patched.apply = usual
 
 
 def candidates(options: Options) -> Iterator[Candidate]:

@@ -126,20 +126,3 @@ def test_torch_is_restored() -> None:
             assert op.py_kernels != kernels
             raise KeyError
         assert op.py_kernels == kernels
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_formula_of_a_cell(bias: bool) -> None:
-    cell, x, state = torch.nn.GRUCell(5, 7, bias=bias), torch.randn(3, 5), torch.randn(3, 7)
-    params = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-    torch.testing.assert_close(recurrent.gru_cell(x, state, *params), cell(x, state))
-
-
-def test_a_cell_on_a_cpu_is_torchs() -> None:
-    cell, x, state = torch.nn.GRUCell(5, 7), torch.randn(3, 5), torch.randn(3, 7)
-    usual = torch._VF.gru_cell
-    with recurrent.cells():
-        assert torch._VF.gru_cell is not usual
-        inside = cell(x, state)
-    assert torch._VF.gru_cell is usual
-    assert torch.equal(inside, cell(x, state))

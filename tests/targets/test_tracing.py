@@ -1,10 +1,11 @@
-"""Booleans as numbers, sizes of pools, warnings and branches in a trace."""
+"""Booleans as numbers, sizes of pools and tensors, warnings, branches and freezing of a trace."""
 
 from __future__ import annotations
 
 import linecache
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn import functional as F
 
+from exporter.targets import trace
 from exporter.targets._tracing import Branches, Traceable, warned
 
 
@@ -109,6 +111,36 @@ def test_a_pool_with_a_divisor_of_the_input() -> None:
     assert torch.equal(traced(x), F.avg_pool2d(x, 2, divisor_override=4))
 
 
+def _numbers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    height, width = x.shape[-2:]
+    return (
+        torch.tensor([width, height]),
+        torch.tensor([width, 0.5 * height], dtype=x.dtype),
+        torch.as_tensor([[height, 1], [2, width]]),
+        torch.tensor((height > 3, True)),
+        torch.tensor(x.shape),
+        x.half().new_tensor([width, 0.1]),
+        x.clamp(max=width - 7),
+        torch.clamp(input=x, min=-height, max=height),
+    )
+
+
+def test_tensors_of_sizes_and_limits_are_not_fixed() -> None:
+    class Numbers(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return _numbers(x)
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), warned() as caught, Traceable():
+        traced = torch.jit.trace(Numbers(), torch.randn(2, 3, 4, generator=generator), check_trace=False)
+    assert not [one for one in caught if "constant" in str(one.message)]
+    frozen = torch.jit.freeze(traced.eval())
+    x = 20 * torch.randn(3, 9, 5, generator=generator)
+    for made, expected in zip(frozen(x), _numbers(x), strict=True):
+        assert made.dtype == expected.dtype
+        assert torch.equal(made, expected)
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x - int(x.max())  # here
@@ -162,3 +194,21 @@ def test_branches_outside_a_trace_are_ignored() -> None:
     with Branches() as branches:
         assert bool(torch.ones(1))
     assert branches.notes() == ()
+
+
+def test_a_trace_is_frozen_without_folding_if_torch_fails_to_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As torch 2.11 does on a GPU, where the number that scales a convolution's output is a tensor on the CPU.
+    usual = torch.jit.freeze
+
+    def freeze(
+        module: torch.jit.ScriptModule, optimize_numerics: bool = True, **options: Any
+    ) -> torch.jit.ScriptModule:
+        if optimize_numerics:
+            raise RuntimeError('stack_out INTERNAL ASSERT FAILED at "csrc/jit/passes/frozen_conv_folding.cpp":276')
+        return usual(module, optimize_numerics=False, **options)
+
+    monkeypatch.setattr(torch.jit, "freeze", freeze)
+    model, x = nn.Conv1d(2, 3, 1).eval(), torch.randn(1, 2, 4)
+    frozen = trace._frozen(torch.jit.trace(model, x))
+    assert not list(frozen.parameters())
+    assert torch.equal(frozen(x), model(x))

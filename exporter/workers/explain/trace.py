@@ -17,7 +17,6 @@ from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
-from exporter.model import mixture_of_experts
 from exporter.model.tensors import Tensors
 from exporter.targets import _tracing
 from exporter.workers.explain import Finding
@@ -101,8 +100,7 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
         warnings.catch_warnings(),
         torch.no_grad(),
         _Conversions(traced.numbers),
-        mixture_of_experts.dense(module),
-        _tracing.Traceable(),
+        _tracing.traceable(module, inputs),
     ):
         warnings.simplefilter("always")
         warnings.showwarning = hear
