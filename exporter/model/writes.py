@@ -22,6 +22,11 @@ def aliased(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
                     yield one, argument.alias_info.is_write
 
 
+def is_write(node: fx.Node) -> bool:
+    """Return whether an operator writes to an argument."""
+    return any(wrote for _, wrote in aliased(node))
+
+
 def families(graph: fx.Graph) -> list[list[fx.Node]]:
     """Return the groups of nodes whose results may share memory that is written to, each in the graph's order."""
     family: dict[fx.Node, list[fx.Node]] = {}

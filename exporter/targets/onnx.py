@@ -227,6 +227,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     import torch
 
     from exporter.model import recurrent, type_promotion
+    from exporter.targets import _onnx_decomposing
 
     type_promotion.make_explicit(exported)
     settings: dict[str, Any] = {
@@ -237,7 +238,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 
     def translate(optimize: bool) -> Any:
-        with recurrent.kept(), _onnx_rewriting.without_needless_searches():
+        with recurrent.kept(), _onnx_decomposing.one_by_one(), _onnx_rewriting.without_needless_searches():
             return torch.onnx.export(
                 exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **settings
             )
