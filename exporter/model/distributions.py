@@ -1,7 +1,7 @@
 """torch.distributions without the checks of their parameters and samples.
 
 The checks read the values of tensors, on which no exported program can branch. Where eager would raise ValueError, an
-artifact computes what the formula yields.
+artifact computes what the formula yields. A distribution that is made with `validate_args=True` keeps its checks.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 BILINEAR, ZEROS = 0, 0  # torch's numbers of the interpolation and of the padding
+SAMPLER = ("input", "grid", "interpolation_mode", "padding_mode", "align_corners")
 
 
 @contextlib.contextmanager
@@ -20,17 +21,18 @@ def captured() -> Iterator[None]:
     """Compute these operators from others on a GPU within this context."""
     cell, sampler = torch._VF.gru_cell, torch.grid_sampler
 
-    def some_cell(inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def unfused_cell(inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
         result: torch.Tensor = (gru_cell if inputs.is_cuda else cell)(inputs, *rest)
         return result
 
-    def some_sampler(input: torch.Tensor, *rest: Any) -> torch.Tensor:
-        fused = input.is_cuda and input.dim() == 4 and rest[1:] == (BILINEAR, ZEROS, True)
-        return (torch.grid_sampler_2d if fused else sampler)(input, *rest)
+    def unfused_sampler(*args: Any, **named: Any) -> torch.Tensor:
+        input, grid, *how = (*args, *(named[name] for name in SAMPLER[len(args) :]))
+        fused = input.is_cuda and input.dim() == 4 and how == [BILINEAR, ZEROS, True]
+        return (torch.grid_sampler_2d if fused else sampler)(input, grid, *how)
 
     with (
-        mock.patch.object(torch._VF, "gru_cell", some_cell),
-        mock.patch.object(torch, "grid_sampler", some_sampler),
+        mock.patch.object(torch._VF, "gru_cell", unfused_cell),
+        mock.patch.object(torch, "grid_sampler", unfused_sampler),
     ):
         yield
 

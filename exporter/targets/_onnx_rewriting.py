@@ -1,21 +1,25 @@
-"""Translation to ONNX without a search of the whole graph at every node.
+"""Translation to ONNX without work that cannot change the graph.
 
-onnxscript's rewriter has a rule for two nodes, `SlicesSplit`. To apply it, `SimplePatternMatcher.match` lists all nodes
-of the graph by type once for every node, before it looks whether that node can be the first of the two. With BERT's
-1300 nodes at 36 layers this takes more than half of the optimizer's time.
+onnxscript's rewriter tries every rule at every node, and compares the operators only after it has set up the search.
+For a rule of two nodes, `SlicesSplit`, it first lists all nodes of the graph by type, each time. torch.onnx.export runs
+every operator with fake tensors to find their dtypes, which the exported program already has, and reads the source of
+all its translations each time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+_registries: dict[int, Any] = {}  # by opset
+
 
 @contextlib.contextmanager
 def without_needless_searches() -> Iterator[None]:
-    """Let onnxscript's rewriter look for further nodes only if a node matches the first one of a rule."""
+    """Let onnxscript's rewriter try a rule only at nodes with the operator of its first node."""
     try:
         from onnxscript.rewriter import _basics, _matcher
 
@@ -27,9 +31,60 @@ def without_needless_searches() -> Iterator[None]:
 
     def match(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
         first, *others = self.pattern.output_nodes
+        operator = first.op_identifier()
+        if operator is not None and operator[:2] != (node.domain, node.op_type):
+            return none().fail("the operator is another one")
         if others and not first.matches(node, none()):
             return none().fail("the node is not the first one of the rule")
         return usual(self, model, graph, node, **options)
 
     with mock.patch.object(matcher, "match", match):
+        yield
+
+
+@contextlib.contextmanager
+def without_needless_runs() -> Iterator[None]:
+    """Let torch.onnx.export run only the operators whose dtypes it changes."""
+    try:
+        from torch.onnx._internal.fx.passes import type_promotion
+
+        interpreter: Any = type_promotion._TypePromotionInterpreter
+        usual = interpreter.run_node
+        rule_of, promote = type_promotion.get_type_promotion_rule, interpreter._maybe_promote_node
+    except (ImportError, AttributeError):  # another version of torch
+        yield
+        return
+
+    def run_node(self: Any, node: Any) -> Any:
+        if node.op != "call_function" or node.meta.get("val") is None:
+            return usual(self, node)
+        with self._set_current_node(node):
+            if rule := rule_of(node, self.type_promotion_table):
+                promote(self, node, rule)
+        return node.meta["val"]  # an operator that was changed has been run by now
+
+    with mock.patch.object(interpreter, "run_node", run_node):
+        yield
+
+
+@contextlib.contextmanager
+def with_one_registry() -> Iterator[None]:
+    """Let torch make its registry of translations only once for each opset in this process."""
+    try:
+        from torch.onnx._internal.exporter import _constants, _registration
+
+        registry: Any = _registration.ONNXRegistry
+        usual, default = registry.from_torchlib, _constants.TORCHLIB_OPSET
+    except (ImportError, AttributeError):  # another version of torch
+        yield
+        return
+
+    def from_torchlib(opset_version: int = default) -> Any:
+        if opset_version not in _registries:
+            _registries[opset_version] = usual(opset_version)
+        made = copy.copy(_registries[opset_version])
+        made.functions = {name: list(found) for name, found in made.functions.items()}  # callers add their own
+        return made
+
+    with mock.patch.object(registry, "from_torchlib", staticmethod(from_torchlib)):
         yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+INT32, INT64 = 6, 7  # ONNX's numbers of data types
+
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
@@ -28,8 +30,31 @@ def table() -> dict[Any, Callable[..., Any]]:
         found = tuple(ops.Gather(one, last, axis=dim) for one in smaller)
         return found if keepdim else tuple(ops.Squeeze(one, ops.Constant(value_ints=[dim])) for one in found)
 
+    def searchsorted(
+        sorted_sequence: Any,
+        values: Any,
+        out_int32: bool = False,
+        right: bool = False,
+        side: str | None = None,
+        sorter: Any = None,
+    ) -> Any:
+        if sorter is not None:
+            raise ValueError("a sorter has no translation")
+        ops: Any = opset18
+        row = ops.Unsqueeze(sorted_sequence, ops.Constant(value_ints=[-2]))
+        column = ops.Unsqueeze(values, ops.Constant(value_ints=[-1]))
+        from_right = side == "right" if side else right
+        before = ops.Not(ops.Greater(row, column) if from_right else ops.GreaterOrEqual(row, column))  # NaN is last
+        dtype = INT32 if out_int32 else INT64
+        return ops.ReduceSum(ops.Cast(before, to=dtype), ops.Constant(value_ints=[-1]), keepdims=0)
+
+    def bucketize(inp: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
+        return searchsorted(boundaries, inp, out_int32, right)
+
     return {
         torch.ops.prims.prod.default: prod,  # torch decomposes cumprod into products
         torch.ops.aten.median.default: median,
         torch.ops.aten.median.dim: median_dim,
+        torch.ops.aten.searchsorted.Tensor: searchsorted,
+        torch.ops.aten.bucketize.Tensor: bucketize,
     }

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -78,10 +79,12 @@ class Traceable(TorchFunctionMode):
         elif dims := _POOLS.get(getattr(func, "__name__", "")):
             args = tuple((one,) * dims if _is_size(one) and at in (1, 2, 3) else one for at, one in enumerate(args))
             named = {n: (one,) * dims if _is_size(one) and n in _WINDOW else one for n, one in named.items()}
-        elif (at := _COPIES.get(func)) is not None and len(args) > at and _has_tensor(args[at]):
-            with warnings.catch_warnings(action="ignore"):
-                constant = func(*args, **named)
-            return _stacked(constant, args[at])
+        elif (at := _COPIES.get(func)) is not None:
+            data = args[at] if len(args) > at else named.get("data")
+            if _has_tensor(data) and all(isinstance(one, (torch.Tensor, Number)) for one in _flat(data)):
+                with warnings.catch_warnings(action="ignore"):
+                    constant = func(*args, **named)
+                return _stacked(constant, data)
         elif func in _LIMITS:
             tensor = args[0] if args else named["input"]
             args = tuple(_beside(tensor, one) for one in args)

@@ -86,10 +86,12 @@ def no_state(names: Iterable[str]) -> ExportError:
 
 
 def preload_translations() -> None:
-    """Make torch define its translations of operators, which it keeps for the process."""
+    """Make torch define its translations of operators, which the process keeps."""
+    from torch.onnx import _constants
     from torch.onnx._internal.exporter import _registration
 
-    _registration.ONNXRegistry.from_torchlib()
+    with _onnx_rewriting.with_one_registry():
+        _registration.ONNXRegistry.from_torchlib(opset_version=_constants.ONNX_DEFAULT_OPSET)
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
@@ -238,7 +240,13 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 
     def translate(optimize: bool) -> Any:
-        with recurrent.kept(), _onnx_decomposing.one_by_one(), _onnx_rewriting.without_needless_searches():
+        with (
+            recurrent.kept(),
+            _onnx_decomposing.one_by_one(),
+            _onnx_rewriting.without_needless_searches(),
+            _onnx_rewriting.without_needless_runs(),
+            _onnx_rewriting.with_one_registry(),
+        ):
             return torch.onnx.export(
                 exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **settings
             )

@@ -88,7 +88,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 
 def _frozen(traced: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    """Freeze a module; without folding of convolutions if that fails, as on a GPU where a number scales the output."""
+    """Freeze a module. If convolutions cannot be folded, as on a GPU if a number scales the output, optimize less."""
     import torch
 
     kept = _stored_products.packed_in(traced)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
-from torch.testing import assert_close
 
 from exporter.model import gpu_operators
 
@@ -35,7 +35,17 @@ def test_grid_sample_on_a_cpu_is_torchs(mode: str, padding: str, aligned: bool) 
     assert torch.equal(inside, functional.grid_sample(x, grid, mode, padding, aligned))
 
 
-def test_cudnns_sampler_is_torchs_own_by_another_name() -> None:
+def test_grid_sample_with_named_arguments() -> None:
     x, grid = torch.randn(2, 3, 4, 5), torch.rand(2, 6, 7, 2) * 3 - 1.5
-    own = torch.grid_sampler_2d(x, grid, gpu_operators.BILINEAR, gpu_operators.ZEROS, True)
-    assert_close(own, functional.grid_sample(x, grid, "bilinear", "zeros", True))
+    named = {"interpolation_mode": gpu_operators.BILINEAR, "padding_mode": gpu_operators.ZEROS, "align_corners": True}
+    expected = functional.grid_sample(x, grid, "bilinear", "zeros", True)
+    with gpu_operators.captured():
+        assert torch.equal(torch.grid_sampler(x, grid=grid, **named), expected)
+    own = torch.grid_sampler_2d(x, grid, **named)
+    assert torch.equal(own, expected)
+
+
+def test_grid_sample_on_a_gpu_is_captured() -> None:
+    with FakeTensorMode(), gpu_operators.captured():
+        x, grid = torch.empty(2, 3, 4, 5, device="cuda"), torch.empty(2, 6, 7, 2, device="cuda")
+        assert functional.grid_sample(x, grid, align_corners=True).shape == (2, 3, 6, 7)

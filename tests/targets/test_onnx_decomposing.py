@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -72,9 +73,43 @@ def test_a_pool_to_one_pixel_is_a_mean() -> None:
     torch.testing.assert_close(made.module()(x), given.module()(x))
 
 
+def test_the_number_of_elements_is_a_product_of_sizes() -> None:
+    given = program(lambda m, x: torch.meshgrid(x[:, 0, 0], x[:, 0, 1], indexing="ij"))
+    with mock.patch.object(_onnx_decomposing, "_numel", wraps=_onnx_decomposing._numel) as counts:
+        made = _onnx_decomposing.decomposed(given, TABLE)
+    assert counts.called
+    assert "aten.sym_numel.default" not in operators(made)
+    x = torch.randn(5, 4, 8)
+    assert all(map(torch.equal, made.module()(x), given.module()(x)))
+
+
 def _adds_to_a_part(model: Any, x: torch.Tensor) -> torch.Tensor:
     y = model.layer(x)
     y[:, 0] += 1
+    return y
+
+
+def _adds_through_dropout(model: Any, x: torch.Tensor) -> torch.Tensor:
+    y = model.layer(x)
+    part = F.dropout(y[:, 1:], training=False)  # is the view itself
+    part += 1
+    return y.sum(1) + part.sum(1)
+
+
+def _changes_the_input(model: Any, x: torch.Tensor) -> torch.Tensor:
+    F.relu(F.dropout(x[:, 1:], training=False), inplace=True)
+    return x * 2
+
+
+def _adds_through_another_rank(model: Any, x: torch.Tensor) -> torch.Tensor:
+    y = model.layer(x).sum((1, 2))
+    torch.atleast_2d(y).add_(1)
+    return y
+
+
+def _adds_to_the_same_type(model: Any, x: torch.Tensor) -> torch.Tensor:
+    y = model.layer(x)
+    y[:, 1:].type_as(x).add_(1)
     return y
 
 
@@ -98,15 +133,45 @@ def _branches(model: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "compute", [_adds_to_a_part, _keeps_the_dtype, _counts, _learns, _branches, lambda m, x: x.nonzero()]
+    "compute",
+    [
+        _adds_to_a_part,
+        _adds_through_dropout,
+        _changes_the_input,
+        _adds_through_another_rank,
+        _adds_to_the_same_type,
+        _keeps_the_dtype,
+        _counts,
+        _learns,
+        _branches,
+        lambda m, x: x.nonzero(),
+    ],
 )
 def test_other_programs_are_decomposed_as_a_whole(compute: Callable[[Any, torch.Tensor], Any]) -> None:
     given = program(compute)
-    with pytest.raises(_onnx_decomposing._Whole):
+    with pytest.raises(_onnx_decomposing.NeedsWhole):
         _onnx_decomposing.decomposed(given, TABLE)
     with _onnx_decomposing.one_by_one():
         made = _fx_passes.decompose_with_registry(given, REGISTRY)
     assert operators(made) == operators(given.run_decompositions(dict(TABLE)))
+
+
+def test_the_whole_program_is_not_traced_if_one_operator_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fx_passes, "decompose_with_registry", mock.Mock(side_effect=AssertionError))
+    with _onnx_decomposing.one_by_one():
+        made = _fx_passes.decompose_with_registry(program(lambda m, x: F.relu_(m.norm(m.convolution(x)))), REGISTRY)
+    assert "aten.relu.default" in operators(made)
+
+
+def test_the_whole_program_is_traced_if_an_operator_has_no_translation() -> None:
+    given = program(lambda m, x: F.relu_(x.sin()))
+    registry = mock.Mock(functions=REGISTRY.functions, is_registered=lambda op: op != torch.ops.aten.relu.default)
+    with (
+        mock.patch.object(_fx_passes, "decompose_with_registry", return_value=given) as whole,
+        _onnx_decomposing.one_by_one(),
+    ):
+        assert _fx_passes.decompose_with_registry(given, registry) is given
+    whole.assert_called_once_with(given, registry)
 
 
 def test_torch_is_restored() -> None:

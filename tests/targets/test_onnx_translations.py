@@ -30,13 +30,30 @@ class Filters(torch.nn.Module):
         return (*x.median(-1), *x.median(0, keepdim=True), whole, (x * 8).long().median(1).values)
 
 
-def test_medians(tmp_path: Path) -> None:
+class Ranks(torch.nn.Module):
+    """The rank of each value in its row, and its bin, where values may equal a bound or be NaN."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, _ = x.sort(-1)
+        bounds = torch.tensor([-1.0, 0.0, 0.5, 1.0])
+        odd = torch.cat([x, x.new_tensor([[0.5, torch.nan]]).expand(x.shape[0], 2)], 1)
+        return (
+            torch.searchsorted(values, odd),
+            torch.searchsorted(values, odd, right=True, out_int32=True),
+            torch.searchsorted(bounds, odd, side="right"),
+            torch.bucketize(odd, bounds),
+            torch.bucketize(odd, bounds, right=True, out_int32=True),
+        )
+
+
+@pytest.mark.parametrize("model", [Filters, Ranks])
+def test_medians_and_ranks(model: type[torch.nn.Module], tmp_path: Path) -> None:
     x = torch.randn(3, 5)
-    module = FlatModule(Filters(), flatten_inputs(Filters(), {"x": x})).eval()
+    module = FlatModule(model(), flatten_inputs(model(), {"x": x})).eval()
     spec = TensorSpec("x", "float32", ("rows", "columns"))
     expected = module(x)
     outputs = tuple(TensorSpec(f"y{i}", str(y.dtype)[6:], (None,) * y.dim()) for i, y in enumerate(expected))
-    promise = Contract("filters", (spec,), outputs, {"rows": Range(2, 8), "columns": Range(2, 16)})
+    promise = Contract("model", (spec,), outputs, {"rows": Range(2, 8), "columns": Range(2, 16)})
     program = Program(promise, "cpu", lambda: module, lambda: (x,), None)
     made = targets.get("onnx").export(program, tmp_path / "model.onnx", Options())
     assert "from the exported program" in made.notes[0]
@@ -44,6 +61,7 @@ def test_medians(tmp_path: Path) -> None:
     for sizes in ((3, 5), (2, 16), (8, 3), (4, 4)):
         other = torch.randn(sizes)
         for got, wanted in zip(session.run((other,)), module(other), strict=True):
+            assert got.dtype == wanted.dtype
             assert torch.equal(got, wanted)
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -118,7 +119,7 @@ def _numbers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         torch.tensor([width, 0.5 * height], dtype=x.dtype),
         torch.as_tensor([[height, 1], [2, width]]),
         torch.tensor((height > 3, True)),
-        torch.tensor(x.shape),
+        torch.tensor(data=x.shape),
         x.half().new_tensor([width, 0.1]),
         x.clamp(max=width - 7),
         torch.clamp(input=x, min=-height, max=height),
@@ -139,6 +140,16 @@ def test_tensors_of_sizes_and_limits_are_not_fixed() -> None:
     for made, expected in zip(frozen(x), _numbers(x), strict=True):
         assert made.dtype == expected.dtype
         assert torch.equal(made, expected)
+
+
+def test_other_sequences_of_numbers_are_constants() -> None:
+    class Numbers(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([np.array([1, 2]), [x.shape[1], 3], range(2)])
+
+    with torch.no_grad(), warned(), Traceable():
+        traced = torch.jit.trace(Numbers(), torch.randn(2, 4), check_trace=False)
+    assert traced(torch.randn(2, 4)).tolist() == [[1, 2], [4, 3], [0, 1]]
 
 
 class Branching(nn.Module):
