@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from exporter.model import folding, writes
+from exporter.targets import _onnx_rewriting
 
 Table = Mapping[Any, Callable[..., Any]]
 # Composite operators whose result never shares memory with an operand, though their schemas do not say so.
@@ -51,6 +52,7 @@ def one_by_one() -> Iterator[None]:
         with contextlib.suppress(Exception):  # tracing may raise anything; if it is the model's fault, torch says so
             made = decomposed(program, table_of(set(implemented(registry))))
             if all(map(registry.is_registered, _operators(made) - _operators(program))):
+                made.graph_module.meta[_onnx_rewriting.VALUES_KNOWN] = True
                 return made
         whole: torch.export.ExportedProgram = usual(program, registry)
         return whole
@@ -177,7 +179,10 @@ def _replace(node: fx.Node, table: Table, sizes: dict[Any, fx.Node]) -> None:
         return target(*args, **kwargs)
 
     known_to = itertools.chain(pytree.tree_leaves(values), pytree.tree_leaves(node.meta["val"]))
-    with next(one.fake_mode for one in known_to if hasattr(one, "fake_mode")):
+    mode = next(one.fake_mode for one in known_to if hasattr(one, "fake_mode"))
+    # A condition on sizes would hold for the whole program: torch.gru_cell's fixes a batch to the example's.
+    unconditional = mode.shape_env.error_on_new_guards() if mode.shape_env else contextlib.nullcontext()
+    with mode, unconditional:
         inner = make_fx(call, decomposition_table=dict(table))(*values)
     placeholders = [one for one in inner.graph.nodes if one.op == "placeholder"]
     replaced: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))

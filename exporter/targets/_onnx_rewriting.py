@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+VALUES_KNOWN = "exporter_values_known"  # in the meta of a graph module whose nodes' `val` are right at every size
 _registries: dict[int, Any] = {}  # by opset
 
 
@@ -44,7 +45,10 @@ def without_needless_searches() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_needless_runs() -> Iterator[None]:
-    """Let torch.onnx.export run only the operators whose dtypes it changes."""
+    """Let torch.onnx.export run only the operators whose dtypes it changes, in a graph module marked VALUES_KNOWN.
+
+    torch's decomposition of a whole program can leave values with the example's sizes, which running them mends.
+    """
     try:
         from torch.onnx._internal.fx.passes import type_promotion
 
@@ -56,7 +60,8 @@ def without_needless_runs() -> Iterator[None]:
         return
 
     def run_node(self: Any, node: Any) -> Any:
-        if node.op != "call_function" or node.meta.get("val") is None:
+        known = node.op == "call_function" and node.meta.get("val") is not None
+        if not known or not self.module.meta.get(VALUES_KNOWN):
             return usual(self, node)
         with self._set_current_node(node):
             if rule := rule_of(node, self.type_promotion_table):

@@ -156,6 +156,16 @@ def test_other_programs_are_decomposed_as_a_whole(compute: Callable[[Any, torch.
     assert operators(made) == operators(given.run_decompositions(dict(TABLE)))
 
 
+def test_no_condition_on_sizes_is_added_to_the_program() -> None:
+    # The decomposition of torch.gru_cell fixes the batch to the example's.
+    cell = nn.GRUCell(8, 6).eval()
+    given = program(lambda m, x: cell(x[:, 0], x.new_zeros(x.shape[0], 6)))
+    values = str([node.meta.get("val") for node in given.graph.nodes])
+    with pytest.raises(Exception, match="guard"):
+        _onnx_decomposing.decomposed(given, TABLE)
+    assert str([node.meta.get("val") for node in given.graph.nodes]) == values
+
+
 def test_the_whole_program_is_not_traced_if_one_operator_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fx_passes, "decompose_with_registry", mock.Mock(side_effect=AssertionError))
     with _onnx_decomposing.one_by_one():

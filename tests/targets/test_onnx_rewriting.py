@@ -66,7 +66,7 @@ def test_only_nodes_that_can_be_the_first_search_the_graph(searches: Counter[str
     assert searches["Neg"] > 0, "afterwards, onnxscript is as before"
 
 
-def _promoted() -> tuple[str, int]:
+def _promoted(known: bool = True) -> tuple[str, int]:
     """Return the nodes of a model that mixes dtypes, with explicit casts, and the number of operators that were run."""
 
     class Mixed(torch.nn.Module):
@@ -74,6 +74,7 @@ def _promoted() -> tuple[str, int]:
             return (x.sin() + i) / i.sum() * 2
 
     program = torch.export.export(Mixed(), (torch.randn(2, 3), torch.ones(2, 3, dtype=torch.int64)), strict=False)
+    program.graph_module.meta[_onnx_rewriting.VALUES_KNOWN] = known
     ran = mock.Mock(wraps=torch.fx.Interpreter.call_function)
     with mock.patch.object(torch.fx.Interpreter, "call_function", lambda *given: ran(*given)):
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
@@ -85,6 +86,7 @@ def test_only_operators_with_other_dtypes_are_run() -> None:
     usual, all_runs = _promoted()
     with _onnx_rewriting.without_needless_runs():
         made, runs = _promoted()
+        assert _promoted(known=False) == (usual, all_runs)
     assert "convert_element_type" in made
     assert made == usual
     assert 0 < runs < all_runs
