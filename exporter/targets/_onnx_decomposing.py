@@ -180,9 +180,7 @@ def _replace(node: fx.Node, table: Table, sizes: dict[Any, fx.Node]) -> None:
 
     known_to = itertools.chain(pytree.tree_leaves(values), pytree.tree_leaves(node.meta["val"]))
     mode = next(one.fake_mode for one in known_to if hasattr(one, "fake_mode"))
-    # A condition on sizes would hold for the whole program: torch.gru_cell's fixes a batch to the example's.
-    unconditional = mode.shape_env.error_on_new_guards() if mode.shape_env else contextlib.nullcontext()
-    with mode, unconditional:
+    with mode, _unconditional(mode.shape_env):
         inner = make_fx(call, decomposition_table=dict(table))(*values)
     placeholders = [one for one in inner.graph.nodes if one.op == "placeholder"]
     replaced: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
@@ -218,6 +216,23 @@ def _replace(node: fx.Node, table: Table, sizes: dict[Any, fx.Node]) -> None:
     for one in replaced.values():  # so that they do not count as users of a tensor that is written to
         if isinstance(one, fx.Node) and one.target is operator.getitem and not one.users:
             node.graph.erase_node(one)
+
+
+@contextlib.contextmanager
+def _unconditional(sizes: Any) -> Iterator[None]:
+    """Raise NeedsWhole instead of adding a condition on sizes, which would hold for the whole program.
+
+    The condition of `aten.gru_cell` fixes a batch to the example's. `sizes` is the ShapeEnv, or None if all are fixed.
+    """
+
+    def refuse(condition: Any, *_: Any) -> None:
+        raise NeedsWhole(f"a guard: {condition}")
+
+    if sizes is None:
+        yield
+        return
+    with mock.patch.object(sizes, "_check_frozen", refuse), mock.patch.object(sizes, "frozen", True):
+        yield
 
 
 def _is_mean(node: fx.Node) -> bool:
