@@ -36,17 +36,16 @@ class NeedsWhole(Exception):
     """The whole program has to be traced again."""
 
 
-@contextlib.contextmanager
-def one_by_one() -> Iterator[None]:
+def one_by_one() -> contextlib.AbstractContextManager[None]:
     """Let torch.onnx.export decompose operators alone where the result is the same."""
-    try:
-        from torch.onnx._internal.exporter import _decomp, _fx_passes
+    return _onnx_rewriting.replaced(_decomposition)
 
-        usual: Any = _fx_passes.decompose_with_registry
-        implemented, table_of = _decomp.get_onnx_implemented_overloads, _decomp.create_onnx_friendly_decomposition_table
-    except (ImportError, AttributeError):  # another version of torch
-        yield
-        return
+
+def _decomposition() -> tuple[Any, str, Any]:
+    from torch.onnx._internal.exporter import _decomp, _fx_passes
+
+    usual: Any = _fx_passes.decompose_with_registry
+    implemented, table_of = _decomp.get_onnx_implemented_overloads, _decomp.create_onnx_friendly_decomposition_table
 
     def decompose(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
         with contextlib.suppress(Exception):  # tracing may raise anything; if it is the model's fault, torch says so
@@ -57,8 +56,7 @@ def one_by_one() -> Iterator[None]:
         whole: torch.export.ExportedProgram = usual(program, registry)
         return whole
 
-    with mock.patch.object(_fx_passes, "decompose_with_registry", decompose):
-        yield
+    return _fx_passes, "decompose_with_registry", decompose
 
 
 def _operators(program: torch.export.ExportedProgram) -> set[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -19,16 +19,44 @@ _registries: dict[int, Any] = {}  # by opset
 
 
 @contextlib.contextmanager
-def without_needless_searches() -> Iterator[None]:
-    """Let onnxscript's rewriter try a rule only at nodes with the operator of its first node."""
-    try:
-        from onnxscript.rewriter import _basics, _matcher
+def replaced(find: Callable[[], tuple[Any, str, Any]]) -> Iterator[None]:
+    """Replace an attribute of a library; `find` returns its owner, its name and the replacement.
 
-        matcher: Any = _matcher.SimplePatternMatcher
-        usual, none = matcher.match, _basics.MatchResult
-    except (ImportError, AttributeError):  # another version of onnxscript
+    Another version of the library may lack what `find` looks up, and is then left as it is.
+    """
+    try:
+        owner, name, other = find()
+    except (ImportError, AttributeError):
+        patch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    else:
+        patch = mock.patch.object(owner, name, other)
+    with patch:
         yield
-        return
+
+
+def without_needless_searches() -> contextlib.AbstractContextManager[None]:
+    """Let onnxscript's rewriter try a rule only at nodes with the operator of its first node."""
+    return replaced(_search)
+
+
+def without_needless_runs() -> contextlib.AbstractContextManager[None]:
+    """Let torch.onnx.export run only the operators whose dtypes it changes, in a graph module marked VALUES_KNOWN.
+
+    torch's decomposition of a whole program can leave values with the example's sizes, which running them mends.
+    """
+    return replaced(_run)
+
+
+def with_one_registry() -> contextlib.AbstractContextManager[None]:
+    """Let torch make its registry of translations only once for each opset in this process."""
+    return replaced(_registry)
+
+
+def _search() -> tuple[Any, str, Any]:
+    from onnxscript.rewriter import _basics, _matcher
+
+    matcher: Any = _matcher.SimplePatternMatcher
+    usual, none = matcher.match, _basics.MatchResult
 
     def match(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
         first, *others = self.pattern.output_nodes
@@ -39,25 +67,15 @@ def without_needless_searches() -> Iterator[None]:
             return none().fail("the node is not the first one of the rule")
         return usual(self, model, graph, node, **options)
 
-    with mock.patch.object(matcher, "match", match):
-        yield
+    return matcher, "match", match
 
 
-@contextlib.contextmanager
-def without_needless_runs() -> Iterator[None]:
-    """Let torch.onnx.export run only the operators whose dtypes it changes, in a graph module marked VALUES_KNOWN.
+def _run() -> tuple[Any, str, Any]:
+    from torch.onnx._internal.fx.passes import type_promotion
 
-    torch's decomposition of a whole program can leave values with the example's sizes, which running them mends.
-    """
-    try:
-        from torch.onnx._internal.fx.passes import type_promotion
-
-        interpreter: Any = type_promotion._TypePromotionInterpreter
-        usual = interpreter.run_node
-        rule_of, promote = type_promotion.get_type_promotion_rule, interpreter._maybe_promote_node
-    except (ImportError, AttributeError):  # another version of torch
-        yield
-        return
+    interpreter: Any = type_promotion._TypePromotionInterpreter
+    usual = interpreter.run_node
+    rule_of, promote = type_promotion.get_type_promotion_rule, interpreter._maybe_promote_node
 
     def run_node(self: Any, node: Any) -> Any:
         known = node.op == "call_function" and node.meta.get("val") is not None
@@ -68,21 +86,14 @@ def without_needless_runs() -> Iterator[None]:
                 promote(self, node, rule)
         return node.meta["val"]  # an operator that was changed has been run by now
 
-    with mock.patch.object(interpreter, "run_node", run_node):
-        yield
+    return interpreter, "run_node", run_node
 
 
-@contextlib.contextmanager
-def with_one_registry() -> Iterator[None]:
-    """Let torch make its registry of translations only once for each opset in this process."""
-    try:
-        from torch.onnx._internal.exporter import _constants, _registration
+def _registry() -> tuple[Any, str, Any]:
+    from torch.onnx._internal.exporter import _constants, _registration
 
-        registry: Any = _registration.ONNXRegistry
-        usual, default = registry.from_torchlib, _constants.TORCHLIB_OPSET
-    except (ImportError, AttributeError):  # another version of torch
-        yield
-        return
+    registry: Any = _registration.ONNXRegistry
+    usual, default = registry.from_torchlib, _constants.TORCHLIB_OPSET
 
     def from_torchlib(opset_version: int = default) -> Any:
         if opset_version not in _registries:
@@ -91,5 +102,4 @@ def with_one_registry() -> Iterator[None]:
         made.functions = {name: list(found) for name, found in made.functions.items()}  # callers add their own
         return made
 
-    with mock.patch.object(registry, "from_torchlib", staticmethod(from_torchlib)):
-        yield
+    return registry, "from_torchlib", staticmethod(from_torchlib)
