@@ -43,6 +43,7 @@ _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = (
+    "differentiation.py",
     "gpu_operators.py",
     "interpreter",
     "inverse_stft.py",
@@ -51,6 +52,7 @@ _FOR_THE_MODEL = (
     "recurrent.py",
     "running_statistics.py",
     "sizes_in_calls.py",
+    "sparse_matrices.py",
 )
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
 # Targets add their own.

@@ -18,6 +18,7 @@ ADDS_UP = "errors add up from call to call"
 UNRECORDED = "no trace or graph records writes through .data"
 KINDS = ("boolean", "Python number", "Python float")  # what a tensor was converted to, the likeliest cause first
 DATA = "written-through-data"  # the name in exporter.core.causes
+ROUNDING = "rounding-decides"
 UNSTEADY = "eager returns other values at a second run"
 
 
@@ -120,6 +121,8 @@ def explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diag
 def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diagnosis:
     if known.unsteady:
         return Diagnosis(f"{UNSTEADY}: {known.unsteady}; {reason}", "unsteady", {"why": known.unsteady})
+    if any(one["verdict"] == "FAIL" and one.get("cause") == ROUNDING for one in worst.outputs):
+        return Diagnosis(reason, ROUNDING)
     if fixed := fixed_sizes(cases):
         return _fixed(fixed, known)
     if pattern := carried_state(cases):
@@ -166,10 +169,13 @@ def carried_state(cases: Cases) -> str:
 
 
 def value_dependence(cases: Cases) -> str:
-    """Return `wrong at ..., right at ...` if cases of the same sizes both pass and fail, else ""."""
+    """Return `wrong at ..., right at ...` if cases of the same sizes both pass and fail, else "".
+
+    A case of zeros is no evidence: many wrong operators are right there.
+    """
     right: dict[tuple[tuple[str, int], ...], CaseRecord] = {}
     for case in cases:
-        if not case.fails:
+        if not case.fails and case.case.values != "zeros":
             right.setdefault(tuple(case.case.sizes.items()), case.case)
     for case in cases:
         if case.fails and (other := right.get(tuple(case.case.sizes.items()))):

@@ -246,15 +246,20 @@ def is_worse(made: Golden, kept: Sequence[Tensors], plain: Sequence[Tensors], to
 
 def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:
     """Return why eager returns other outputs at a second call; "" if it is repeatable."""
-    numbers, held = torch.get_rng_state(), Snapshot(module)
+    numbers, held = _generator_states(device), Snapshot(module)
     again = eager.run(module, data, device)
     if all(_same(a, b) for a, b in zip(again, outputs, strict=True)):
         return ""
-    if not torch.equal(numbers, torch.get_rng_state()):
+    if not all(map(torch.equal, numbers, _generator_states(device))):
         return "the model draws random numbers"
     if changed := [snapshot.name(path).removeprefix("model.") for path in held.changes()]:
         return f"the model changes its {', '.join(changed[:3])} at each call"
     return NOT_TO_THE_BIT if alike(again, outputs) else HIDDEN
+
+
+def _generator_states(device: str) -> list[torch.Tensor]:
+    """Return the states of the random number generators that a model on the device draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else [])]
 
 
 class Limit:

@@ -24,12 +24,17 @@ def count(call: Callable[[], object]) -> int:
 
 
 class _Counter(FlopCounterMode):
+    """Counts for the whole call; counting by module would need hooks, which fail if the call itself differentiates."""
+
     def __enter__(self) -> _Counter:
         self.flop_counts.clear()
-        self.mod_tracker.__enter__()
         self.mode = _Mode(self)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        assert self.mode is not None
+        self.mode.__exit__(*error)
 
 
 class _Mode(_FlopCounterMode):

@@ -181,6 +181,10 @@ def _compare_floats(
         reason = f"{reason}; {wrong}" if verdict == "FAIL" else same
     reason = coarse if verdict == "FAIL" and coarse else reason
     reason = f"rows whose clear winner changed: {lost}" if lost else reason
+    cause = ""
+    if verdict == "FAIL":
+        imprecise = lost or cosine < (tolerance.min_cosine or -1)
+        cause = "too-coarse" if imprecise else "rounding-decides" if noisy and not coarse else ""
     return OutputParity(
         name,
         verdict,
@@ -192,7 +196,7 @@ def _compare_floats(
         rmse_ratio=groups[0].rmse / groups[0].eager if groups[0].eager else (1.0 if groups[0].rmse == 0 else None),
         cosine=None if verdict == "quantized" and excused else cosine,
         worst=index,
-        cause="too-coarse" if verdict == "FAIL" and (lost or cosine < (tolerance.min_cosine or -1)) else "",
+        cause=cause,
     )
 
 

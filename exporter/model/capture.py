@@ -24,6 +24,7 @@ from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
 from exporter.model import (
+    differentiation,
     distributions,
     fixed_dims,
     gpu_operators,
@@ -33,6 +34,7 @@ from exporter.model import (
     recurrent,
     running_statistics,
     sizes_in_calls,
+    sparse_matrices,
 )
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
@@ -275,9 +277,16 @@ def _export(
         running_statistics.written(),
         sizes_in_calls.traced(),
         mixed_dtypes.agreeing(module, example),
+        sparse_matrices.multiplied(module),
         _without_views(module),
     ):
-        return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
+        with differentiation.refused() as gradients:
+            try:
+                return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
+            except Exception:  # torch.export may convert the refusal to any exception
+                if not gradients:
+                    raise
+        return differentiation.export(module, example, (dynamic,))
 
 
 @contextlib.contextmanager

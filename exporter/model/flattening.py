@@ -16,7 +16,7 @@ import torch
 from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import Blame, ExportError, RecipeError, UsageError
 from exporter.core.limits import LARGEST
-from exporter.model import structure
+from exporter.model import differentiation, structure
 from exporter.model.tensors import Tensors
 
 
@@ -57,6 +57,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg()
 
 
+def _unusual_form(tensor: torch.Tensor) -> str:
+    """Return what a tensor is if it is not dense, and "" if it is."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    return "" if tensor.layout is torch.strided else f"a sparse tensor ({tensor.layout})"
+
+
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     """Flatten what a recipe's inputs() returned. Raises RecipeError if it contains no tensor."""
     args, kwargs = as_call(inputs)
@@ -69,6 +78,9 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     for name, value in (*named, *((str(key), value) for key, value in kwargs.items())):
         for path, leaf, in_object in _leaves(value, name):
             if isinstance(leaf, torch.Tensor):
+                if form := _unusual_form(leaf):
+                    remedy = "give its values and indices, or a dense tensor; keep a constant matrix as a buffer"
+                    raise RecipeError(f"the input {path} is {form}, and artifacts take only dense ones", remedy)
                 tensors[path] = plain(leaf.detach())
             else:
                 (settings if in_object else constants)[path] = leaf
@@ -162,6 +174,10 @@ def _outputs(
         return
     tensor = _as_tensor(value)
     if tensor is not None:
+        if form := _unusual_form(tensor):
+            what = f"the model's output {name}".rstrip()
+            remedy = f"return tensor.to_dense(), or omit it with --leave-out {name or 'NAME'}"
+            raise ExportError(f"{what} is {form}, and artifacts return only dense ones", remedy)
         yield name, tensor
         return
     items = structure.contained(value)
@@ -243,6 +259,7 @@ class FlatModule(torch.nn.Module):
         self.model = model
         self.example = example
         self.leave_out = tuple(leave_out)
+        self.differentiates = False  # whether the model computes gradients, but leaves recording them to its caller
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         args, kwargs = self.example.rebuild(tensors)
@@ -250,7 +267,14 @@ class FlatModule(torch.nn.Module):
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. Errors raised in this frame come from the model itself."""
-        return self.model(*args, **kwargs)
+        if not self.differentiates:
+            try:
+                return self.model(*args, **kwargs)
+            except RuntimeError as error:
+                if not differentiation.lacks_gradients(error):
+                    raise
+                self.differentiates = True
+        return differentiation.recorded(lambda: self.model(*args, **kwargs))
 
 
 def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:

@@ -41,6 +41,7 @@ def traced() -> Iterator[None]:
             for name in NUMBERS:
                 if usual := getattr(owner, name, None):
                     stack.enter_context(mock.patch.object(owner, name, _by_tensor(usual, name)))
+            stack.enter_context(mock.patch.object(owner, "take_along_dim", _along(owner.take_along_dim)))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
                 name = f"{kind}_pool{dims}d"
@@ -93,6 +94,22 @@ def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
 def new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
     """Return what Tensor.new_tensor returns."""
     return torch.tensor(data, **{"dtype": tensor.dtype, "device": tensor.device, **options})
+
+
+def _along(usual: Function) -> Function:
+    """Return take_along_dim, which takes sizes as constants, as operators that do not, for tensors of symbolic size."""
+
+    def call(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None, **options: Any) -> Any:
+        if options or not _is_symbolic((*input.shape, *indices.shape)):
+            return usual(input, indices, dim, **options)
+        if dim is None:
+            input, indices, dim = input.reshape(-1), indices.reshape(-1), 0
+        axis = dim % input.dim()
+        sizes = [there if _is_same(here, 1) else here for here, there in zip(input.shape, indices.shape, strict=True)]
+        one, other = (t.expand(*sizes[:axis], t.shape[axis], *sizes[axis + 1 :]) for t in (input, indices))
+        return one.gather(axis, torch.where(other < 0, other + one.shape[axis], other))
+
+    return call
 
 
 def _pool(usual: Function, reduce: Function, dims: int) -> Function:

@@ -1,4 +1,4 @@
-"""Types of a flat model's inputs and outputs."""
+"""Types of a flat model's inputs and outputs; what a sparse tensor consists of."""
 
 from __future__ import annotations
 
@@ -8,3 +8,19 @@ import torch
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[Tensors], Tensors]  # one call
+
+_INDICES = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def parts(tensor: torch.Tensor) -> Tensors:
+    """Return the tensors that hold a tensor's values and, if it is sparse, their indices."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if names := _INDICES.get(tensor.layout):
+        return *(getattr(tensor, name)() for name in names), tensor.values()
+    return (tensor,)

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.core import memory
+from exporter.model.tensors import parts
 
 SMALL = 1 << 20  # bytes; smaller weights are not worth it
 EVERYTHING = 1 << 62
@@ -47,12 +48,17 @@ def floating(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def fits(module: torch.nn.Module) -> bool:
     """Return whether all weights may be held in float64 at once."""
-    return sum(t.numel() * 8 for t in floating(module)) <= _allowed.left
+    return _bytes(floating(module)) <= _allowed.left
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the size in bytes of tensors in float64."""
+    return sum(part.numel() * 8 for tensor in tensors for part in parts(tensor))
 
 
 def allow_all_where_they_fit(module: torch.nn.Module) -> None:
     """Allow all weights in float64 after widening at each use failed. Raises MemoryError if they do not fit."""
-    needed, there = sum(t.numel() * 8 for t in floating(module)), memory.free()
+    needed, there = _bytes(floating(module)), memory.free()
     if needed > there:
         raise MemoryError(f"weights in float64 need {needed / 1e9:.1f} GB, {there / 1e9:.1f} GB are free")
     allow(EVERYTHING)
@@ -66,9 +72,9 @@ def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     operation wrote to one.
     """
     tensors = floating(module)
-    large = [t for t in tensors if t.untyped_storage().nbytes() >= SMALL]
+    large = [t for t in tensors if t.layout is torch.strided and t.untyped_storage().nbytes() >= SMALL]
     others = [t for t in tensors if not any(t is one for one in large)]
-    room = _Room(_allowed.left - sum(t.numel() * 8 for t in others))
+    room = _Room(_allowed.left - _bytes(others))
     swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
         for tensor in large:

@@ -51,10 +51,148 @@ def table() -> dict[Any, Callable[..., Any]]:
     def bucketize(inp: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
         return searchsorted(boundaries, inp, out_int32, right)
 
+    def cdist(one: Any, other: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+        ops: Any = opset18
+        last = ops.Constant(value_ints=[-1])
+        apart = ops.Sub(
+            ops.Unsqueeze(one, ops.Constant(value_ints=[-2])), ops.Unsqueeze(other, ops.Constant(value_ints=[-3]))
+        )
+        if p in (1.0, 2.0):
+            return (ops.ReduceL1 if p == 1.0 else ops.ReduceL2)(apart, last, keepdims=0)
+        if p == float("inf"):
+            return ops.ReduceMax(ops.Abs(apart), last, keepdims=0)
+        if p == 0.0:
+            raise ValueError("a distance of order 0 has no translation")
+        raised = ops.ReduceSum(ops.Pow(ops.Abs(apart), ops.Constant(value_float=p)), last, keepdims=0)
+        return ops.Pow(raised, ops.Constant(value_float=1 / p))
+
+    def signbit(inp: Any) -> Any:
+        ops: Any = opset18
+        zero = ops.CastLike(ops.Constant(value_float=0.0), inp)
+        negative = ops.Less(inp, zero)
+        if not inp.dtype.is_floating_point():
+            return negative
+        return ops.Or(negative, ops.Less(ops.Reciprocal(inp), zero))  # the reciprocal of -0.0 is -infinity
+
+    def rrelu(
+        inp: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+    ) -> Any:
+        if training:
+            raise ValueError("random slopes have no translation")
+        ops: Any = opset18
+        return ops.LeakyRelu(inp, alpha=(lower + upper) / 2), noise
+
+    def log_sigmoid(inp: Any) -> Any:
+        ops: Any = opset18
+        return ops.Neg(ops.Softplus(ops.Neg(inp)))  # torch's translation is -infinity where the sigmoid rounds to 0
+
+    def sort(inp: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        ops: Any = opset18  # of equal values, TopK takes the one with the lower index first
+        size = ops.Gather(ops.Shape(inp), ops.Constant(value_ints=[dim]), axis=0)
+        return ops.TopK(inp, size, axis=dim, largest=int(descending), sorted=1)
+
+    def kthvalue(inp: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+        ops: Any = opset18
+        smallest = ops.TopK(inp, ops.Constant(value_ints=[k]), axis=dim, largest=0, sorted=1)
+        found = tuple(ops.Gather(one, ops.Constant(value_ints=[k - 1]), axis=dim) for one in smallest)
+        return found if keepdim else tuple(ops.Squeeze(one, ops.Constant(value_ints=[dim])) for one in found)
+
+    def rnn_tanh(*arguments: Any) -> tuple[Any, Any]:
+        return _recurrent("Tanh", *arguments)
+
+    def rnn_relu(*arguments: Any) -> tuple[Any, Any]:
+        return _recurrent("Relu", *arguments)
+
     return {
+        torch.ops.aten.kthvalue.default: kthvalue,
+        torch.ops.aten.log_sigmoid.default: log_sigmoid,
+        torch.ops.aten.sort.stable: sort,
+        torch.ops.aten.rnn_tanh.input: rnn_tanh,
+        torch.ops.aten.rnn_relu.input: rnn_relu,
+        torch.ops.aten.lstm.input: _lstm,
+        torch.ops.aten._cdist_forward.default: cdist,
+        torch.ops.aten.signbit.default: signbit,  # torch's translation overlooks -0.0
+        torch.ops.prims.signbit.default: signbit,
+        torch.ops.aten.rrelu_with_noise_functional.default: rrelu,
+        torch.ops.aten.avg_pool2d.default: _avg_pool2d,
         torch.ops.prims.prod.default: prod,  # torch decomposes cumprod into products
         torch.ops.aten.median.default: median,
         torch.ops.aten.median.dim: median_dim,
         torch.ops.aten.searchsorted.Tensor: searchsorted,
         torch.ops.aten.bucketize.Tensor: bucketize,
     }
+
+
+def _avg_pool2d(
+    inp: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Translate the mean over windows, with a divisor of its own, which torch's translation ignores."""
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import nn
+
+    if divisor_override is None:
+        return nn.aten_avg_pool2d(inp, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    if ceil_mode:  # windows that end outside the padding have another size
+        raise ValueError("a divisor with ceil_mode has no translation")
+    ops: Any = opset18
+    mean = nn.aten_avg_pool2d(inp, kernel_size, stride, padding, False, True)
+    elements = kernel_size[0] * kernel_size[-1]
+    return ops.Mul(mean, ops.CastLike(ops.Constant(value_float=elements / divisor_override), mean))
+
+
+def _recurrent(
+    activation: str,
+    inp: Any,
+    hx: Any,
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Any, Any]:
+    """Translate the layers of a plain recurrent network, each to one node for both directions."""
+    from onnxscript import opset18
+
+    ops: Any = opset18
+    directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
+    x = ops.Transpose(inp, perm=[1, 0, 2]) if batch_first else inp
+    states = []
+    for layer in range(num_layers):
+        weights = [params[(layer * directions + one) * each :][:each] for one in range(directions)]
+
+        def stacked(at: int, weights: list[Any] = weights) -> Any:
+            first = ops.Constant(value_ints=[0])
+            return ops.Concat(*(ops.Unsqueeze(given[at], first) for given in weights), axis=0)
+
+        begin, end = ops.Constant(value_ints=[layer * directions]), ops.Constant(value_ints=[(layer + 1) * directions])
+        y, state = ops.RNN(
+            x,
+            stacked(0),
+            stacked(1),
+            ops.Concat(stacked(2), stacked(3), axis=1) if has_biases else None,
+            None,
+            ops.Slice(hx, begin, end, ops.Constant(value_ints=[0])),
+            activations=[activation] * directions,
+            direction="bidirectional" if bidirectional else "forward",
+            hidden_size=params[1].shape[1],
+        )
+        x = ops.Reshape(ops.Transpose(y, perm=[0, 2, 1, 3]), ops.Constant(value_ints=[0, 0, -1]))
+        states.append(state)
+    return ops.Transpose(x, perm=[1, 0, 2]) if batch_first else x, ops.Concat(*states, axis=0)
+
+
+def _lstm(inp: Any, hx: Sequence[Any], params: Sequence[Any], *settings: Any, **named: Any) -> Any:
+    """Translate LSTM layers as torch does, but refuse those with projections, which it translates wrongly."""
+    from onnxscript.function_libs.torch_lib.ops import core
+
+    if hx[0].shape[2] != hx[1].shape[2]:
+        raise ValueError("ONNX's LSTM has no projections (proj_size)")
+    return core.aten_lstm(inp, hx, params, *settings, **named)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
 from exporter.core.errors import ExportError
-from exporter.model import distributions, mixed_dtypes, mixture_of_experts
+from exporter.model import differentiation, distributions, mixed_dtypes, mixture_of_experts, sparse_matrices
 from exporter.model.tensors import Tensors
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
@@ -48,6 +48,7 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 _POOLS = {name.format(n): n for name in ("max_pool{}d", "max_pool{}d_with_indices", "avg_pool{}d") for n in (1, 2, 3)}
 _WINDOW = frozenset(("kernel_size", "stride", "padding"))
 # Functions that make a tensor of numbers, with the position of the numbers.
+_ROLLS = frozenset((torch.roll, torch.Tensor.roll))
 _COPIES: Mapping[Callable[..., Any], int] = {torch.tensor: 0, torch.as_tensor: 0, torch.Tensor.new_tensor: 1}
 _LIMITS = frozenset((
     torch.clamp, torch.clamp_, torch.clip, torch.clip_, torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clip,
@@ -85,6 +86,9 @@ class Traceable(TorchFunctionMode):
                 with warnings.catch_warnings(action="ignore"):
                     constant = func(*args, **named)
                 return _stacked(constant, data)
+        elif func in _ROLLS:
+            args = tuple((one,) if _is_size(one) and at == 1 else one for at, one in enumerate(args))
+            named = {n: (one,) if _is_size(one) and n == "shifts" else one for n, one in named.items()}
         elif func in _LIMITS:
             tensor = args[0] if args else named["input"]
             args = tuple(_beside(tensor, one) for one in args)
@@ -96,6 +100,13 @@ class Traceable(TorchFunctionMode):
         return func(*args, **named)
 
 
+def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
+    """Run torch.jit.trace within `traceable`. Raises an exception if the code computes gradients."""
+    with traceable(module, example), differentiation.refused():
+        traced: torch.jit.ScriptModule = torch.jit.trace(module, example, strict=False, check_trace=False)
+    return traced
+
+
 @contextlib.contextmanager
 def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
     """Change what torch.jit.trace would reject or fix while this module is traced with this example."""
@@ -104,6 +115,7 @@ def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
         distributions.unchecked(),
         mixture_of_experts.dense(module),
         mixed_dtypes.agreeing(module, example),
+        sparse_matrices.multiplied(module, natively=True),
         Traceable(),
     ):
         yield

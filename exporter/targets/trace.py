@@ -130,12 +130,9 @@ def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[
 
 
 def _trace(program: Program, module: torch.nn.Module) -> torch.jit.ScriptModule:
-    import torch
+    from exporter.targets import _tracing
 
-    from exporter.targets._tracing import traceable
-
-    with traceable(module, program.example):
-        traced: torch.jit.ScriptModule = torch.jit.trace(module, program.example, strict=False, check_trace=False)
+    traced = _tracing.trace(module, program.example)
     codegen.name_arguments(traced, [spec.name for spec in program.function.inputs])
     return traced
 

@@ -502,6 +502,8 @@ SPRUNG = [
     Case("variable-arguments", "script", lambda _: torch.jit.script(SpreadsStars()), True),
     Case("autograd-function", "trace", lambda folder: torch.jit.save(traced(CallsTwice()), str(folder / "f.pt")), True),
     Case("vmap", "compile", lambda _: exported(Vmapped()), True),
+    Case("vmap", "trace", lambda _: traced(Calls(lambda x: torch.func.functional_call(nn.Linear(4, 4), {}, x)))),
+    Case("projections-onnx", "onnx", lambda folder: to_onnx(nn.LSTM(4, 6, proj_size=3), folder)),
     Case("syntax", "script", lambda _: torch.jit.script(Tries()), True),
     Case("attribute", "script", lambda _: torch.jit.script(HoldsAnObject()), True),
     Case("types", "script", lambda _: torch.jit.script(TwoTypes()), True),
@@ -555,6 +557,14 @@ RECORDED = [
     (
         "different-dtypes",
         "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be the same",
+    ),
+    # exporter's own refusal, tested with the code that raises it.
+    ("computes-gradients", "RuntimeError: forward computes gradients"),
+    ("sparse-or-quantized", "AttributeError: to_dense of a sparse tensor cannot be captured"),
+    # Layers of dynamic length on a GPU with torch 2.11.
+    (
+        "recurrent-on-gpu",
+        "InductorError: LoweringException: AttributeError: 'int' object has no attribute 'meta' target: while_loop",
     ),
     # onnxruntime 1.31 with attention in float16 on a CPU.
     ("onnxruntime-crashed", "onnx@fp16 (python) was ended by SIGSEGV"),
@@ -640,6 +650,7 @@ FOUND: dict[str, dict[str, str]] = {
     "size-dependent": {},
     "unsteady": {"why": "the model draws random numbers"},
     "too-coarse": {},
+    "rounding-decides": {},
     "saturated": {},
     "not-a-number": {},
     "killed": {},

@@ -175,6 +175,22 @@ def test_errors_of_int8_that_add_up(steps: tuple[int, ...], quantized: bool, sai
     )
 
 
+def test_no_pattern_is_claimed_where_rounding_decides() -> None:
+    cases = [case("batch=1 s=4", True), case("batch=2 s=4", False)]
+    outputs = ({"output": "y", "verdict": "FAIL", "cause": diagnosis.ROUNDING},)
+    found = explain("y: wrong", cases[0], replace(cases[1], outputs=outputs))
+    assert (found.reason, found.cause) == ("y: wrong", diagnosis.ROUNDING)
+    assert "nearly equal" in remedy(found)
+    assert explain("y: wrong", *cases).fixed
+
+
+def test_zeros_are_no_evidence_for_a_branch() -> None:
+    zeros, large = case("batch=2 s=4", True), case("batch=2 s=4 large", False)
+    assert diagnosis.value_dependence([zeros, large]) != ""
+    zeros = replace(zeros, case=replace(zeros.case, values="zeros"))
+    assert diagnosis.value_dependence([zeros, large]) == ""
+
+
 def test_unrepeatable_eager_takes_precedence() -> None:
     cases = [case("batch=1", True), case("batch=2", False)]
     found = explain("why", *cases, known=Known(unsteady="the model draws random numbers"))

@@ -60,6 +60,15 @@ def test_operations_in_branches_and_loops_are_counted(call: Any, sign: int, expe
             assert torch.equal(have, want)
 
 
+def test_a_call_that_computes_gradients_is_counted() -> None:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).square().sum()
+
+    layer = torch.nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+    assert operations.count(lambda: torch.func.vmap(torch.func.grad(energy))(x)) == 2 * ONCE
+
+
 @pytest.mark.parametrize("name", ["while_loop", "scanned", "mapped"])
 def test_a_model_with_a_loop_is_exported(run: Run, name: str) -> None:
     manifest, _ = run(f"loops:{name}", "export", bench=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,6 +239,26 @@ def test_outputs_of_unsupported_types_are_refused_by_name(data: Any) -> None:
         output_leaves({"logits": ONE, "extra": [data]})
     assert "--leave-out extra.0" in raised.value.remedy
     assert output_leaves({"logits": ONE, "extra": [data]}, ["extra"])[0] == ("logits",)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about each of these
+@pytest.mark.parametrize(
+    ("make", "form"),
+    [
+        (lambda: torch.eye(2).to_sparse(), r"a sparse tensor \(torch.sparse_coo\)"),
+        (lambda: torch.eye(2).to_sparse(layout=torch.sparse_csc), r"a sparse tensor \(torch.sparse_csc\)"),
+        (lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.qint8), "a quantized tensor"),
+        (lambda: torch.nested.nested_tensor([ONE, TWO], layout=torch.jagged), "a nested tensor"),
+    ],
+    ids=["coo", "csc", "quantized", "nested"],
+)
+def test_only_dense_tensors_are_taken_and_returned(make: Callable[[], torch.Tensor], form: str) -> None:
+    tensor = make()
+    with pytest.raises(RecipeError, match=f"the input mask is {form}, and artifacts take only dense ones"):
+        flatten_inputs(Model(), {"x": ONE, "mask": tensor})
+    with pytest.raises(ExportError, match=f"the model's output graph is {form}") as raised:
+        output_leaves({"logits": ONE, "graph": tensor})
+    assert "--leave-out graph" in raised.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,10 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: functional.avg_pool3d(x, (3, *x.shape[2:])),
         lambda x: x + functional.one_hot(torch.arange(x.shape[3]), x.shape[3])[-1],
         lambda x: x / x.new_tensor([x.shape[2], x.shape[3]]).max(),
+        lambda x: torch.take_along_dim(x, x.argsort(-1), -1),
+        lambda x: x.take_along_dim(x.argmax(2, keepdim=True), dim=2),
+        lambda x: torch.take_along_dim(x, x[:1, :1].argsort(1), 1) + x.take_along_dim(x.argsort(0)).mean(),
+        lambda x: torch.take_along_dim(x[:1], (x > 0).long() - 1, dim=1),
     ],
 )
 def test_sizes_stay_dynamic(function: Compute) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from exporter.model.state import snapshot
@@ -30,6 +31,23 @@ def test_nan_in_an_attribute_is_not_a_change() -> None:
     assert held.changes() == {}
     module.fill = 0.0
     assert list(map(snapshot.name, held.changes())) == ["fill"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensors_are_compared_and_restored(layout: torch.layout) -> None:
+    module = Holding().eval()
+    dense = torch.tensor([[0.0, 2.0], [3.0, float("nan")]])
+    module.register_buffer("graph", dense.to_sparse(layout=layout))
+    held = snapshot.Snapshot(module)
+    assert held.changes() == {}
+    module.graph.mul_(2)
+    assert list(map(snapshot.name, held.changes())) == ["graph"]
+    held.restore()
+    assert held.changes() == {}
+    torch.testing.assert_close(module.graph.to_dense(), dense, equal_nan=True)
+    module.graph = (dense * 2).to_sparse(layout=layout)
+    assert list(map(snapshot.name, held.changes())) == ["graph"]
 
 
 def test_a_copy_shares_no_tensor() -> None:

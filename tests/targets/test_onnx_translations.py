@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from exporter import targets
+from exporter.core import causes
 from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.errors import ExportError
 from exporter.core.size_range import Range
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
@@ -46,7 +50,32 @@ class Ranks(torch.nn.Module):
         )
 
 
-@pytest.mark.parametrize("model", [Filters, Ranks])
+class Distances(torch.nn.Module):
+    """Distances between rows in several norms, the nearest of them, and stable orders of values with ties."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        near = torch.cdist(x, x.flip(0))
+        ties = (x * 2).round()
+        values, order = ties.sort(dim=-1, stable=True, descending=True)
+        return (
+            *(torch.cdist(x, x + 1, p=p) for p in (1.0, 2.0, 3.0, float("inf"))),
+            near.kthvalue(2, dim=-1).values,
+            near.kthvalue(1, dim=0, keepdim=True).values,
+            values,
+            order,
+            ties.argsort(dim=0, stable=True),
+        )
+
+
+class Signs(torch.nn.Module):
+    """The sign bit of numbers, of zeros too, a log-sigmoid of large numbers, and random slopes that are none."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = torch.stack([x * 0, -(x * 0)])
+        return zeros.signbit(), (x * 9).long().signbit(), functional.logsigmoid(x * 200), functional.rrelu(x)
+
+
+@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs])
 def test_medians_and_ranks(model: type[torch.nn.Module], tmp_path: Path) -> None:
     x = torch.randn(3, 5)
     module = FlatModule(model(), flatten_inputs(model(), {"x": x})).eval()
@@ -62,7 +91,84 @@ def test_medians_and_ranks(model: type[torch.nn.Module], tmp_path: Path) -> None
         other = torch.randn(sizes)
         for got, wanted in zip(session.run((other,)), module(other), strict=True):
             assert got.dtype == wanted.dtype
-            assert torch.equal(got, wanted)
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6 if got.is_floating_point() else 0)
+
+
+class Pools(torch.nn.Module):
+    """Averages with a divisor of their own, with padding and without."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            functional.avg_pool2d(x, 2, divisor_override=3),
+            functional.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False, divisor_override=5),
+            functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+        )
+
+
+class Plain(torch.nn.Module):
+    """A plain recurrent network."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layers = torch.nn.RNN(4, 6, **options)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.layers(x, torch.full((self.layers.num_layers * (1 + self.layers.bidirectional), 3, 6), 0.5))
+
+
+def translated(model: torch.nn.Module, spec: TensorSpec, sizes: dict[str, Range], folder: Path) -> Any:
+    """Export the model to ONNX from its exported program, and return a session and the flat module."""
+    x = torch.randn([dim if isinstance(dim, int) else 5 for dim in spec.shape])
+    module = FlatModule(model, flatten_inputs(model, {"x": x})).eval()
+    outputs = tuple(TensorSpec(f"y{i}", "float32", (None,) * y.dim()) for i, y in enumerate(module(x)))
+    program = Program(Contract("model", (spec,), outputs, sizes), "cpu", lambda: module, lambda: (x,), None)
+    made = targets.get("onnx").export(program, folder / "model.onnx", Options())
+    assert "from the exported program" in made.notes[0]
+    return targets.get("onnx").load(folder / "model.onnx", Options()), module
+
+
+def test_pools_with_a_divisor(tmp_path: Path) -> None:
+    sizes = {"height": Range(4, 16), "width": Range(4, 16)}
+    session, module = translated(Pools(), TensorSpec("x", "float32", (1, 2, "height", "width")), sizes, tmp_path)
+    for height, width in ((5, 5), (8, 4), (4, 15)):
+        x = torch.randn(1, 2, height, width)
+        for got, wanted in zip(session.run((x,)), module(x), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.model.layers:UserWarning")  # lists of weights
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nonlinearity": "relu"},
+        {"batch_first": True, "bias": False},
+        {"nonlinearity": "relu", "num_layers": 2, "bidirectional": True},
+    ],
+)
+def test_plain_recurrent_networks_of_any_length(options: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = (3, "length", 4) if options.get("batch_first") else ("length", 3, 4)
+    spec = TensorSpec("x", "float32", shape)
+    session, module = translated(Plain(**options), spec, {"length": Range(1, 16)}, tmp_path)
+    for length in (5, 1, 16):
+        x = torch.randn([length if dim == "length" else dim for dim in shape])
+        for got, wanted in zip(session.run((x,)), module(x), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:LSTM with projections is not supported with oneDNN")
+def test_projections_are_refused(tmp_path: Path) -> None:
+    class Projected(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.LSTM(4, 6, proj_size=3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)[0]
+
+    with pytest.raises(ExportError, match="LSTM has no projections") as raised:
+        translated(Projected(), TensorSpec("x", "float32", ("length", 3, 4)), {"length": Range(1, 16)}, tmp_path)
+    assert causes.of(raised.value, "onnx").name == "projections-onnx"
 
 
 @pytest.mark.parametrize("opset", [None, 18, 21])

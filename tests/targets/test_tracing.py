@@ -14,7 +14,8 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn import functional as F
 
-from exporter.targets import trace
+from exporter.core import causes
+from exporter.targets import _tracing, trace
 from exporter.targets._tracing import Branches, Traceable, warned
 
 
@@ -99,6 +100,34 @@ def test_a_pool_over_a_size_of_the_input(pool: Callable[[torch.Tensor], torch.Te
         traced = torch.jit.trace(Pooling().eval(), torch.randn(2, 4, 8, generator=generator), check_trace=False)
     other = torch.randn(3, 5, 20, generator=generator)
     assert torch.equal(traced(other), pool(other))
+
+
+def test_a_roll_by_a_size_of_the_input() -> None:
+    class Rolls(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.roll(x.size(1) // 2, 1), torch.roll(x, shifts=x.size(0), dims=0), torch.roll(x, 1, 1)
+
+    with torch.no_grad():
+        traced = _tracing.trace(Rolls().eval(), (torch.randn(2, 4),))
+    x = torch.randn(5, 7)
+    for got, expected in zip(traced(x), Rolls()(x), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_trace_of_gradients_is_refused() -> None:
+    """torch.jit.trace keeps the example's gradients as constants."""
+
+    class Slope(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                return torch.autograd.grad(x.square().sum(), x)[0]
+
+    with torch.no_grad(), warned(), pytest.raises(RuntimeError) as raised:
+        _tracing.trace(Slope().eval(), (torch.randn(2, 4),))
+    cause = causes.find(str(raised.value), "trace")
+    assert cause is not None
+    assert cause.name == "computes-gradients"
 
 
 def test_a_pool_with_a_divisor_of_the_input() -> None:

@@ -39,7 +39,7 @@ CAUSES = (
     ),
     Cause(
         "recurrent-on-gpu",
-        (r"(?:cond_fn|body_fn) might be aliasing",),
+        (r"(?:cond_fn|body_fn) might be aliasing", r"LoweringException.* target: while_loop"),
         "A recurrent layer becomes a loop over a dynamic length, which this torch cannot compile for a GPU",
         "ship trace, script or onnx, which have a kernel for the layer",
     ),

@@ -34,13 +34,16 @@ CAUSES = (
         (
             BACKEND + r"(?:Sparse|Quantized|Mkldnn|Nested)\w*)' backend",
             r"can't convert Sparse layout tensor",
+            r"of a sparse tensor cannot be captured",
+            r"Cannot access storage of Sparse\w+",
             r"torch\.classes\.quantized",
             r"KeyError: torch\.q(?:u?int|int)\d+",
             NO_ONNX + r"<OpOverload\(op='aten\.(?:_to_sparse|_to_dense|q)\w*",
             r"(?:UnsupportedOperatorException: )?aten\.(?:_nested_tensor|_to_sparse|_to_dense|sparse_)",
         ),
         "A tensor is sparse, nested or quantized, and this target supports only dense ones",
-        "export the dense float model, and quantize it with the tools of the target's runtime",
+        "export the dense float model, and quantize it with the tools of the target's runtime; only multiply by a "
+        "constant sparse matrix",
     ),
     Cause(
         "custom-operator-onnx",
@@ -59,9 +62,15 @@ CAUSES = (
     ),
     Cause(
         "size-as-attribute-onnx",
-        (r"Unsupported attribute type: '<class '[\w.]*SymbolicTensor'>'",),
-        "An argument that ONNX has as a constant, such as a convolution's groups, is a size of the input",
+        (r"Unsupported attribute type: '<class '(?:[\w.]*SymbolicTensor|list)'>'",),
+        "An argument that ONNX has as a constant, such as a convolution's groups or a shift, is a size of the input",
         "fix that size (--size NAME=N), write the operation without that argument, or ship another target",
+    ),
+    Cause(
+        "projections-onnx",
+        (r"LSTM has no projections", r"LSTMs with projections"),
+        "ONNX's LSTM has no projections (proj_size)",
+        "ship trace, script or compile",
     ),
     Cause(
         "operator-not-in-opset",

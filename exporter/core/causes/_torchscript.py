@@ -41,9 +41,19 @@ CAUSES = (
     ),
     Cause(
         "vmap",
-        (r"\bvmap: ", r"_functorch/(?:apis|vmap|predispatch)\.py"),
+        (
+            r"\bvmap: ",
+            r"_functorch/(?:apis|vmap|predispatch)\.py",
+            r"The stateless API can't be used with Jitted modules",
+        ),
         "This target does not support this use of torch.vmap or torch.func",
         "write out the batch dimension with broadcasting",
+    ),
+    Cause(
+        "computes-gradients",
+        (r"forward computes gradients",),
+        "forward computes gradients, and torch.jit.trace does not record how",
+        "ship compile, script or onnx, which record the operators of the backward pass",
     ),
     Cause(
         "operator-not-in-torchscript",

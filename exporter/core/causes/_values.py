@@ -66,6 +66,12 @@ CAUSES = (
         "give inputs that the model is made for, or fix the model",
     ),
     Cause(
+        "rounding-decides",
+        (),
+        "Rounding decides an output: eager in its own precision is already far from float64",
+        "avoid rounding, comparisons and maxima of nearly equal values, or let inputs() give other values",
+    ),
+    Cause(
         "too-coarse",
         (),
         "The precision is too coarse for this model, or int8's calibration inputs differ too much from the golden's",

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from exporter.core import source_lines
+from exporter.model.tensors import parts
 
 Place = tuple[tuple[str, Any], ...]
 
@@ -81,7 +82,7 @@ class Snapshot:
                 put(self.module, path, value)
         for path, kept in self._copies.items():
             tensor = self.initial[path]
-            if path[-1][0] == "script":
+            if path[-1][0] == "script" or kept.layout is not torch.strided:  # compressed ones ignore a new `.data`
                 put(self.module, path, form.of(kept))
             elif not form.is_own or _mark(tensor) != self._marks[path] or not same(tensor, kept):
                 tensor.data = form.of(kept)
@@ -112,7 +113,10 @@ class Snapshot:
 
 
 def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return () if tensor.is_inference() else (tensor.data_ptr(), tensor._version, tensor.shape, tensor.dtype)
+    if tensor.is_inference():
+        return ()
+    addresses = (part.data_ptr() for part in parts(tensor))
+    return (*addresses, tensor._version, tensor.shape, tensor.dtype)
 
 
 def tensors(module: torch.nn.Module) -> dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]:
@@ -154,8 +158,10 @@ def _address(tensor: torch.Tensor) -> int:
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal in shape, dtype, device and values; NaN equals NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+    if (one.shape, one.dtype, one.device, one.layout) != (other.shape, other.dtype, other.device, other.layout):
         return False
+    if one.layout is not torch.strided:
+        return all(map(same, parts(one), parts(other)))
     if one.is_floating_point() or one.is_complex():
         return bool(((one == other) | (one.isnan() & other.isnan())).all())
     return torch.equal(one, other)

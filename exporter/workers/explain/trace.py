@@ -100,11 +100,10 @@ def trace(module: torch.nn.Module, inputs: Tensors) -> Traced:
         warnings.catch_warnings(),
         torch.no_grad(),
         _Conversions(traced.numbers),
-        _tracing.traceable(module, inputs),
     ):
         warnings.simplefilter("always")
         warnings.showwarning = hear
-        traced.module = torch.jit.trace(module, inputs, strict=False, check_trace=False)
+        traced.module = _tracing.trace(module, inputs)
     return traced
 
 

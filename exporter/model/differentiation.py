@@ -1,0 +1,56 @@
+"""Models that compute gradients in `forward`, such as force fields, whose forces are derivatives of the energy.
+
+torch.export records what Python calls, before autograd, and torch.jit.trace records nothing of a backward pass. After
+autograd, the operators of the backward pass are operators like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_ENGINE = "_engine_run_backward"  # where torch.autograd.grad, Tensor.backward and torch.func compute gradients
+
+
+def lacks_gradients(error: Exception) -> bool:
+    """Return whether code failed because it computes gradients, but was called while they are not recorded."""
+    return not torch.is_grad_enabled() and "does not require grad and does not have a grad_fn" in str(error)
+
+
+def recorded(call: Callable[[], Any]) -> Any:
+    """Return the result of `call` while gradients are recorded, with its tensors detached from the recorded graph."""
+    with torch.enable_grad():
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[list[str]]:
+    """Raise an exception where code computes gradients. Yields a list that is not empty from then on."""
+    seen: list[str] = []
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        seen.append("forward computes gradients")
+        raise RuntimeError(seen[-1])
+
+    engine = getattr(torch.autograd, _ENGINE)
+    setattr(torch.autograd, _ENGINE, refuse)
+    try:
+        yield seen
+    finally:
+        setattr(torch.autograd, _ENGINE, engine)
+
+
+def export(
+    module: torch.nn.Module, example: tuple[torch.Tensor, ...], dynamic: tuple[Any, ...]
+) -> torch.export.ExportedProgram:
+    """Run torch.export so that it records operators after autograd; dimensions as for torch.export.export."""
+    from torch.export._trace import _export
+
+    made: torch.export.ExportedProgram = _export(
+        module, example, dynamic_shapes=dynamic, strict=False, pre_dispatch=False
+    )
+    return made
