@@ -24,6 +24,8 @@ from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
 from exporter.model import (
+    causal_masks,
+    counted_results,
     differentiation,
     distributions,
     fixed_dims,
@@ -39,6 +41,7 @@ from exporter.model import (
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
+from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
 
 # In torch.export's error if the code restricts a size further than requested; the second form has no details.
@@ -273,6 +276,8 @@ def _export(
         recurrent.kept(),
         gpu_operators.captured(),
         distributions.unchecked(),
+        causal_masks.uncompared(),
+        counted_results.any_number(),
         mixture_of_experts.dense(module),
         running_statistics.written(),
         sizes_in_calls.traced(),
@@ -286,6 +291,9 @@ def _export(
             except Exception:  # torch.export may convert the refusal to any exception
                 if not gradients:
                     raise
+        held = Snapshot(module)
+        module(*(tensor.clone() for tensor in example))  # it notes what must be recorded, which it cannot in a capture
+        held.restore()
         return differentiation.export(module, example, (dynamic,))
 
 

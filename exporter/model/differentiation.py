@@ -7,6 +7,7 @@ autograd, the operators of the backward pass are operators like any other.
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,15 +17,30 @@ from torch.utils import _pytree as pytree
 _ENGINE = "_engine_run_backward"  # where torch.autograd.grad, Tensor.backward and torch.func compute gradients
 
 
+class Recording(enum.IntEnum):
+    """What must be recorded for the gradients that a model computes, but leaves to its caller to record."""
+
+    NOTHING = 0
+    OPERATORS = 1  # gradients of tensors for which the model itself requires them
+    WEIGHTS = 2  # gradients of what the model computes with its weights
+
+
 def lacks_gradients(error: Exception) -> bool:
-    """Return whether code failed because it computes gradients, but was called while they are not recorded."""
-    return not torch.is_grad_enabled() and "does not require grad and does not have a grad_fn" in str(error)
+    """Return whether code failed because it computes gradients that were not recorded."""
+    return "does not require grad and does not have a grad_fn" in str(error)
 
 
-def recorded(call: Callable[[], Any]) -> Any:
-    """Return the result of `call` while gradients are recorded, with its tensors detached from the recorded graph."""
-    with torch.enable_grad():
-        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
+def recorded(call: Callable[[], Any], model: torch.nn.Module, what: Recording) -> Any:
+    """Return the result of `call`, which calls the model, while gradients are recorded; its tensors are detached."""
+    frozen = [] if what < Recording.WEIGHTS else [one for one in model.parameters() if not one.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(parameter.is_floating_point())
+        with torch.enable_grad():
+            return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import Blame, ExportError, RecipeError, UsageError
 from exporter.core.limits import LARGEST
 from exporter.model import differentiation, structure
+from exporter.model.differentiation import Recording
 from exporter.model.tensors import Tensors
 
 
@@ -259,7 +260,7 @@ class FlatModule(torch.nn.Module):
         self.model = model
         self.example = example
         self.leave_out = tuple(leave_out)
-        self.differentiates = False  # whether the model computes gradients, but leaves recording them to its caller
+        self.recording = Recording.NOTHING
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         args, kwargs = self.example.rebuild(tensors)
@@ -267,14 +268,15 @@ class FlatModule(torch.nn.Module):
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. Errors raised in this frame come from the model itself."""
-        if not self.differentiates:
-            try:
+        try:
+            if not self.recording:
                 return self.model(*args, **kwargs)
-            except RuntimeError as error:
-                if not differentiation.lacks_gradients(error):
-                    raise
-                self.differentiates = True
-        return differentiation.recorded(lambda: self.model(*args, **kwargs))
+            return differentiation.recorded(lambda: self.model(*args, **kwargs), self.model, self.recording)
+        except RuntimeError as error:
+            if self.recording is Recording.WEIGHTS or not differentiation.lacks_gradients(error):
+                raise
+            self.recording = Recording(self.recording + 1)
+        return self.answer(*args, **kwargs)
 
 
 def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:

@@ -16,7 +16,8 @@ _PRODUCTS = frozenset((
     torch.mm, torch.matmul, torch.mv, torch.sparse.mm, torch.spmm, torch.smm, torch.dsmm, torch.Tensor.mm,
     torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mv,
 ))  # fmt: skip
-_SAME = ("coalesce", "to", "to_sparse", "to_sparse_coo", "to_sparse_csr", "detach", "float", "contiguous", "clone")
+_SAME = ("coalesce", "to_sparse", "to_sparse_coo", "to_sparse_csr", "detach", "contiguous", "clone")
+_CASTS = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16")
 
 
 class _Matrix:
@@ -54,6 +55,10 @@ class _Matrix:
 
     mm = matmul = mv = spmm = __matmul__
 
+    def _with(self, values: torch.Tensor) -> _Matrix:
+        """Return a matrix of these elements, on their device."""
+        return _Matrix(self.shape, self.rows.to(values.device), self.columns.to(values.device), values)
+
     def t(self) -> _Matrix:
         """Return the transposed matrix."""
         return _Matrix(torch.Size(reversed(self.shape)), self.columns, self.rows, self.values)
@@ -67,6 +72,8 @@ class _Matrix:
     def __getattr__(self, name: str) -> Any:
         if name in _SAME:
             return lambda *_, **__: self
+        if name in _CASTS:
+            return lambda *args, **kwargs: self._with(getattr(self.values, name)(*args, **kwargs))
         raise AttributeError(f"{name} of a sparse tensor cannot be captured")
 
 

@@ -14,7 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
 from exporter.core.errors import ExportError
-from exporter.model import differentiation, distributions, mixed_dtypes, mixture_of_experts, sparse_matrices
+from exporter.model import (
+    causal_masks,
+    differentiation,
+    distributions,
+    mixed_dtypes,
+    mixture_of_experts,
+    sparse_matrices,
+)
 from exporter.model.tensors import Tensors
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
@@ -113,6 +120,7 @@ def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
     with (
         _forward_alone(),
         distributions.unchecked(),
+        causal_masks.uncompared(),
         mixture_of_experts.dense(module),
         mixed_dtypes.agreeing(module, example),
         sparse_matrices.multiplied(module, natively=True),

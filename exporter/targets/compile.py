@@ -98,7 +98,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     import torch
     from torch._inductor import config
 
-    from exporter.model import recurrent
+    from exporter.model import counted_results, recurrent
 
     if environment.compiler() is None:
         raise MissingDependency("there is no C++ compiler, and AOTInductor needs one", COMPILER, Blame("no-compiler"))
@@ -121,7 +121,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
     everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes(), _index_adds.decomposed())
-    patches = (recurrent.looped(), _objects.reused(), *everywhere, *right)
+    patches = (recurrent.looped(), counted_results.any_number(), _objects.reused(), *everywhere, *right)
     with contextlib.ExitStack() as changed:
         for patch in patches:
             changed.enter_context(patch)

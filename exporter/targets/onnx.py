@@ -290,6 +290,11 @@ def _free_names(graph: Any) -> None:
         for value in node.outputs:
             if value.name in taken and id(value) not in ends:
                 value.name = f"{value.name}_inner"
+    for name, value in list(graph.initializers.items()):
+        if name in taken and id(value) not in ends:
+            del graph.initializers[name]
+            value.name = f"{name}_inner"
+            graph.register_initializer(value)
 
 
 def _leave_out_folders(graph: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.errors import ExportError
 from exporter.core.size_range import Range
 from exporter.model import capture, differentiation, flattening
 
@@ -49,6 +51,17 @@ class Backward(ForceField):
         return energy, -positions.grad
 
 
+class Saliency(ForceField):
+    """The gradient of an energy with respect to what a layer computes, for which weights must require gradients."""
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            hidden = self.pair[:2](positions[..., :1])
+            energy = self.pair[2](hidden).square().sum((1, 2))
+            (slope,) = torch.autograd.grad(energy.sum(), hidden)
+        return energy.detach(), slope
+
+
 class Functional(ForceField):
     """A force field that calls torch.func.grad, which records gradients itself."""
 
@@ -63,11 +76,11 @@ class Functional(ForceField):
 
 def flat(kind: Callable[[], torch.nn.Module], positions: torch.Tensor) -> flattening.FlatModule:
     torch.manual_seed(0)
-    model = kind().eval()
+    model = kind().eval().requires_grad_(False)
     return flattening.FlatModule(model, flattening.flatten_inputs(model, (positions,))).eval()
 
 
-@pytest.mark.parametrize("kind", [ForceField, Recording, Functional])
+@pytest.mark.parametrize("kind", [ForceField, Recording, Functional, Saliency])
 def test_forces_are_captured_for_all_sizes(kind: Callable[[], torch.nn.Module]) -> None:
     torch.manual_seed(1)
     example = torch.randn(2, 5, 3)
@@ -82,6 +95,7 @@ def test_forces_are_captured_for_all_sizes(kind: Callable[[], torch.nn.Module]) 
             for got, expected in zip(program(positions), module(positions.clone()), strict=True):
                 torch.testing.assert_close(got, expected)
             assert got.abs().max() > 0.01
+    assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def test_a_model_that_calls_backward_runs() -> None:
@@ -90,6 +104,30 @@ def test_a_model_that_calls_backward_runs() -> None:
         got, expected = flat(Backward, positions.clone())(positions.clone()), flat(ForceField, positions)(positions)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Counting(ForceField):
+    """A force field that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.count += 1
+        energy, forces = super().forward(positions)
+        return energy + self.count, forces
+
+
+@pytest.mark.parametrize("recording", [differentiation.Recording.NOTHING, differentiation.Recording.OPERATORS])
+def test_a_capture_leaves_the_state_as_it_was(recording: differentiation.Recording) -> None:
+    example = torch.randn(2, 5, 3)
+    module = flat(Counting, example)
+    module.recording = recording
+    contract = Contract("counting", (TensorSpec("positions", "float32", (2, 5, 3)),), (), {})
+    with torch.no_grad(), contextlib.suppress(ExportError):  # the count is not known to be state
+        capture.export_program(module, (example,), contract)
+    assert module.get_buffer("model.count") == 0
 
 
 def test_gradients_are_refused_and_torch_is_restored() -> None:

@@ -156,6 +156,29 @@ def test_plain_recurrent_networks_of_any_length(options: dict[str, Any], tmp_pat
             torch.testing.assert_close(got, wanted)
 
 
+class Transposed(torch.nn.Module):
+    """A constant whose name in the graph is that of an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        return t @ self.weight.t() + t
+
+
+def test_a_constant_with_the_name_of_an_input(tmp_path: Path) -> None:
+    model, t = Transposed(), torch.randn(5, 4)
+    module = FlatModule(model, flatten_inputs(model, {"t": t})).eval()
+    specs = [TensorSpec(name, "float32", ("rows", 4)) for name in ("t", "output")]
+    program = Program(
+        Contract("model", (specs[0],), (specs[1],), {"rows": Range(2, 8)}), "cpu", lambda: module, lambda: (t,), None
+    )
+    targets.get("onnx").export(program, tmp_path / "model.onnx", Options())
+    session = targets.get("onnx").load(tmp_path / "model.onnx", Options())
+    torch.testing.assert_close(session.run((t[:2],)), module(t[:2]))
+
+
 @pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:LSTM with projections is not supported with oneDNN")
 def test_projections_are_refused(tmp_path: Path) -> None:
     class Projected(torch.nn.Module):

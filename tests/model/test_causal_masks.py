@@ -1,0 +1,80 @@
+"""Masks of nn.TransformerEncoder and nn.TransformerDecoder, which torch compares with a causal mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import transformer
+
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.size_range import Range
+from exporter.model import capture, causal_masks, flattening
+from exporter.targets import _tracing
+
+Run = Callable[..., tuple[torch.Tensor, ...]]
+MASK = nn.Transformer.generate_square_subsequent_mask
+
+
+class Encoder(nn.Module):
+    """An encoder whose mask is made in the call, or is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        mask = MASK(x.shape[1], device=x.device) if mask is None else mask
+        y: torch.Tensor = self.layers(x, mask=mask)
+        return y
+
+
+def flat(*example: torch.Tensor) -> flattening.FlatModule:
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    return flattening.FlatModule(model, flattening.flatten_inputs(model, example)).eval()
+
+
+def captured(module: nn.Module, *example: torch.Tensor) -> Run:
+    shapes: list[tuple[int | str, ...]] = [(2, "length", 8), ("length", "length")]
+    specs = tuple(TensorSpec(f"x{i}", "float32", shape) for i, shape in enumerate(shapes[: len(example)]))
+    program = capture.export_program(module, example, Contract("encoder", specs, (), {"length": Range(2, 16)}))
+    run: Run = program.module()
+    return run
+
+
+def traced(module: nn.Module, *example: torch.Tensor) -> Run:
+    with torch.no_grad(), _tracing.warned():
+        run: Run = _tracing.trace(module, example)
+    return run
+
+
+@pytest.mark.parametrize("export", [captured, traced])
+def test_a_mask_made_in_the_call(export: Callable[..., Run]) -> None:
+    module = flat(torch.randn(2, 5, 8))
+    run = export(module, torch.randn(2, 5, 8))
+    for length in (5, 2, 16):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(run(x), module(x))
+
+
+@pytest.mark.parametrize("export", [captured, traced])
+def test_another_mask_than_the_examples(export: Callable[..., Run]) -> None:
+    """The example's mask is causal, and others are not."""
+    example = torch.randn(2, 5, 8), MASK(5)
+    module = flat(*example)
+    run = export(module, *example)
+    for mask in (torch.zeros(5, 5), MASK(5).T.contiguous(), MASK(5)):
+        torch.testing.assert_close(run(example[0], mask), module(example[0], mask))
+
+
+def test_what_the_model_says_is_kept_and_torch_is_restored() -> None:
+    usual = transformer._detect_is_causal_mask
+    with causal_masks.uncompared():
+        assert transformer._detect_is_causal_mask(None, True)
+        assert not transformer._detect_is_causal_mask(MASK(3))
+    assert transformer._detect_is_causal_mask is usual
+    assert usual(MASK(3))
