@@ -42,7 +42,8 @@ def _batched(usual: Callable[..., Any], nms: Callable[..., Any]) -> Callable[...
     """Return batched_nms without a branch on the number of boxes, if that is not known."""
 
     def batched(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> Any:
-        if not isinstance(boxes.shape[0], torch.SymInt):
+        count: Any = boxes.shape[0]
+        if not isinstance(count, torch.SymInt):
             return usual(boxes, scores, idxs, iou_threshold)
         end = torch.cat([boxes.flatten(), boxes.new_zeros(1)]).max()  # of coordinates, which are not negative
         return nms(boxes + (idxs.to(boxes) * (end + 1))[:, None], scores, iou_threshold)
