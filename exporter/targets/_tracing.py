@@ -1,4 +1,7 @@
-"""Workarounds for torch.jit.trace: calls that it cannot record, sizes that it fixes, and branches that it drops."""
+"""Workarounds for torch.jit.trace: calls that it cannot record, sizes that it fixes, and branches that it drops.
+
+This file is long because each of them needs its own list of torch's functions.
+"""
 
 from __future__ import annotations
 
