@@ -39,6 +39,7 @@ from exporter.model import (
     sparse_matrices,
 )
 from exporter.model.fixed_dims import Rule
+from exporter.model.flattening import FlatModule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
 from exporter.model.state.snapshot import Snapshot
@@ -291,10 +292,18 @@ def _export(
             except Exception:  # torch.export may convert the refusal to any exception
                 if not gradients:
                     raise
-        held = Snapshot(module)
-        module(*(tensor.clone() for tensor in example))  # it notes what must be recorded, which it cannot in a capture
-        held.restore()
+        _note_recording(module, example)
         return differentiation.export(module, example, (dynamic,))
+
+
+def _note_recording(module: torch.nn.Module, example: Tensors) -> None:
+    """Let the model note what must be recorded for its gradients: it repeats a call, which it cannot in a capture."""
+    held = Snapshot(module)
+    module(*(tensor.clone() for tensor in example))
+    noted = [(part, part.recording) for part in module.modules() if isinstance(part, FlatModule)]
+    held.restore()
+    for part, recording in noted:
+        part.recording = recording
 
 
 @contextlib.contextmanager

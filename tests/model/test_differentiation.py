@@ -98,6 +98,28 @@ def test_forces_are_captured_for_all_sizes(kind: Callable[[], torch.nn.Module]) 
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
+class InHalf(torch.nn.Module):
+    """Another module around the flat one, as for another precision."""
+
+    def __init__(self, flat: flattening.FlatModule) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(one / 2 for one in self.flat(*tensors))
+
+
+@pytest.mark.parametrize("kind", [ForceField, Saliency])
+def test_a_capture_may_be_the_first_call(kind: Callable[[], torch.nn.Module]) -> None:
+    example = torch.randn(2, 5, 3)
+    module = InHalf(flat(kind, example)).eval()
+    contract = Contract("forces", (TensorSpec("positions", "float32", (2, 5, 3)),), (), {})
+    with torch.no_grad():
+        program = capture.export_program(module, (example,), contract).module()
+        for got, expected in zip(program(example), module(example.clone()), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
 def test_a_model_that_calls_backward_runs() -> None:
     positions = torch.randn(2, 5, 3)
     with torch.no_grad():

@@ -14,7 +14,7 @@ from exporter.core.size_range import Range
 from exporter.model import capture, flattening, sparse_matrices
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta", "ignore:Sparse invariant checks")
 torch.manual_seed(0)
 DENSE = torch.randn(6, 4) * (torch.rand(6, 4) < 0.4)
 
