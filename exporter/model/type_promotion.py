@@ -21,6 +21,7 @@ ELEMENTWISE = frozenset((
     torch.ops.aten.rsub.Scalar,
 ))  # fmt: skip
 COMPARISONS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge", "eq", "ne"))
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -28,7 +29,8 @@ def make_explicit(program: torch.export.ExportedProgram) -> None:
     """Make the promotion of numbers explicit, in place.
 
     The tensors and numbers of ELEMENTWISE operations are converted to the dtype of the result, and numbers that are
-    compared with half-precision tensors are rounded.
+    compared with half-precision tensors are rounded. A mask of attention gets the dtype of the queries, unless it is
+    boolean: torch's kernels add masks in float32 to half-precision scores.
     """
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
@@ -37,6 +39,8 @@ def make_explicit(program: torch.export.ExportedProgram) -> None:
                     _promote(node)
                 if node.target in COMPARISONS:
                     _round(node)
+                if node.target is ATTENTION:
+                    _cast_mask(node)
             module.recompile()
 
 
@@ -45,6 +49,15 @@ def _round(node: fx.Node) -> None:
     tensor, number = node.args
     if isinstance(tensor, fx.Node) and tensor.meta["val"].dtype in HALF and isinstance(number, (int, float)):
         node.args = (tensor, torch.tensor(number, dtype=tensor.meta["val"].dtype).item())
+
+
+def _cast_mask(node: fx.Node) -> None:
+    """Cast the mask of attention to the dtype of its output."""
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    if isinstance(mask, fx.Node) and mask.meta["val"].is_floating_point():
+        cast = _promoted(node, mask, node.meta["val"].dtype)
+        node.args = tuple(cast if arg is mask else arg for arg in node.args)
+        node.kwargs = {name: cast if arg is mask else arg for name, arg in node.kwargs.items()}
 
 
 def _promote(node: fx.Node) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.targets import _mapping, _unpacking
+from exporter.targets import _mapping, _printed_reasons, _unpacking
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,7 @@ class Package:
         Raise ArtifactError if the package was altered, RuntimeError if it does not run here.
         """
         self._weights: _mapping.Weights | None = None
+        self._reasons = _printed_reasons.Reasons()
         self._beside = beside  # its weights are in use as long as this model is
         with _lock:
             if loads_folders():
@@ -76,7 +77,12 @@ class Package:
 
     def run(self, inputs: Tensors) -> Tensors:
         """Call the model."""
-        return tuple(self._loader.run(list(inputs)))
+        try:
+            return tuple(self._loader.run(list(inputs)))
+        except RuntimeError as error:
+            if found := self._reasons.of(error):
+                raise RuntimeError(found) from error
+            raise
 
     def inputs(self) -> int:
         """Return the number of inputs for which the package was compiled."""

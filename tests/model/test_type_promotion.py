@@ -73,3 +73,20 @@ def test_a_comparison_in_float32_agrees_with_eager_in_half_precision(
     type_promotion.make_explicit(program)
     (node,) = [node for node in program.graph.nodes if node.target in type_promotion.COMPARISONS]
     assert torch.equal(compare(x.float(), node.args[1]), compare(x, number))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("boolean", [False, True])
+def test_masks_of_attention_get_the_dtype_of_the_queries(by_name: bool, boolean: bool) -> None:
+    def attend(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        mask = n > 1 if boolean else n.float() - 5
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(x, x, x, attn_mask=mask) if by_name else attention(x, x, x, mask)
+
+    x, n = torch.randn(2, 3, 8).half(), torch.arange(9).reshape(3, 3)
+    program = torch.export.export(Calls(attend), (x, n))
+    type_promotion.make_explicit(program)
+    (node,) = [node for node in program.graph.nodes if node.target is type_promotion.ATTENTION]
+    mask = node.kwargs.get("attn_mask") or node.args[3]
+    assert mask.meta["val"].dtype == (torch.bool if boolean else torch.float16)
+    torch.testing.assert_close(program.module()(x, n), attend(x, n), rtol=1e-2, atol=1e-2)
