@@ -171,11 +171,11 @@ def carried_state(cases: Cases) -> str:
 def value_dependence(cases: Cases) -> str:
     """Return `wrong at ..., right at ...` if cases of the same sizes both pass and fail, else "".
 
-    A case of zeros is no evidence: many wrong operators are right there.
+    Zeros and tiny values are no evidence: many wrong operators are right there.
     """
     right: dict[tuple[tuple[str, int], ...], CaseRecord] = {}
     for case in cases:
-        if not case.fails and case.case.values != "zeros":
+        if not case.fails and case.case.values not in ("zeros", "tiny"):
             right.setdefault(tuple(case.case.sizes.items()), case.case)
     for case in cases:
         if case.fails and (other := right.get(tuple(case.case.sizes.items()))):

@@ -112,6 +112,8 @@ def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> st
         return f"{case.value} is not propagated: the artifact fails {given}: {said}"
     for name, got, expected in zip(outputs, found, case.expected, strict=False):
         if got.is_floating_point() and bool(expected.any()):
+            if expected.numel() > 1 and got.shape != expected.shape:  # the values decide how many there are
+                return f"{case.value} is not propagated: {name} has another size {given}"
             wrong = (expected != 0) & (_codes(got.detach().cpu()) != expected)
             if bool(wrong.any()):
                 return _said(name, got, expected.expand(got.shape), wrong, given)

@@ -184,7 +184,8 @@ def _compare_floats(
     cause = ""
     if verdict == "FAIL":
         imprecise = lost or cosine < (tolerance.min_cosine or -1)
-        cause = "too-coarse" if imprecise else "rounding-decides" if noisy and not coarse else ""
+        rounding = noisy and not coarse and noisy[0].rmse <= tolerance.k * noisy[0].eager
+        cause = "too-coarse" if imprecise else "rounding-decides" if rounding else ""
     return OutputParity(
         name,
         verdict,

@@ -39,7 +39,6 @@ from exporter.model import (
     sparse_matrices,
 )
 from exporter.model.fixed_dims import Rule
-from exporter.model.flattening import FlatModule
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
 from exporter.model.state.snapshot import Snapshot
@@ -288,10 +287,12 @@ def _export(
     ):
         with differentiation.refused() as gradients:
             try:
-                return torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
+                made = torch.export.export(module, example, dynamic_shapes=(dynamic,), strict=strict)
             except Exception:  # torch.export may convert the refusal to any exception
                 if not gradients:
                     raise
+            if not gradients:  # the model may catch the refusal
+                return made
         _note_recording(module, example)
         return differentiation.export(module, example, (dynamic,))
 
@@ -300,10 +301,7 @@ def _note_recording(module: torch.nn.Module, example: Tensors) -> None:
     """Let the model note what must be recorded for its gradients: it repeats a call, which it cannot in a capture."""
     held = Snapshot(module)
     module(*(tensor.clone() for tensor in example))
-    noted = [(part, part.recording) for part in module.modules() if isinstance(part, FlatModule)]
     held.restore()
-    for part, recording in noted:
-        part.recording = recording
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 BATCHED = "batched_nms"
+FEW, FEW_CUDA = 4000, 100_000  # largest number of coordinates for which torchvision moves boxes apart
 
 
 @contextlib.contextmanager
@@ -39,13 +40,22 @@ def any_number() -> Iterator[None]:
 
 
 def _batched(usual: Callable[..., Any], nms: Callable[..., Any]) -> Callable[..., Any]:
-    """Return batched_nms without a branch on the number of boxes, if that is not known."""
+    """Return batched_nms without a branch on the number of boxes, if that is not known.
+
+    torchvision moves the boxes of each class apart by the largest coordinate, which separates them unless some are
+    negative. Of many boxes it looks at each class alone; here, the smallest coordinate becomes 0 then.
+    """
 
     def batched(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> Any:
         count: Any = boxes.shape[0]
         if not isinstance(count, torch.SymInt):
             return usual(boxes, scores, idxs, iou_threshold)
-        end = torch.cat([boxes.flatten(), boxes.new_zeros(1)]).max()  # of coordinates, which are not negative
-        return nms(boxes + (idxs.to(boxes) * (end + 1))[:, None], scores, iou_threshold)
+        limits = torch.finfo(boxes.dtype)
+        last = torch.cat([boxes.flatten(), boxes.new_full((1,), limits.min)]).max()
+        first = torch.cat([boxes.flatten(), boxes.new_full((1,), limits.max)]).min()
+        few = FEW if boxes.device.type == "cpu" else FEW_CUDA
+        many = torch.scalar_tensor(boxes.numel(), device=boxes.device) > few
+        start = torch.where(many, first, torch.zeros_like(first))
+        return nms(boxes - start + (idxs.to(boxes) * (last - start + 1))[:, None], scores, iou_threshold)
 
     return batched

@@ -17,6 +17,10 @@ from torch.utils import _pytree as pytree
 _ENGINE = "_engine_run_backward"  # where torch.autograd.grad, Tensor.backward and torch.func compute gradients
 
 
+ATTRIBUTE = "exporter_recording"
+LACKING = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
+
+
 class Recording(enum.IntEnum):
     """What must be recorded for the gradients that a model computes, but leaves to its caller to record."""
 
@@ -25,9 +29,20 @@ class Recording(enum.IntEnum):
     WEIGHTS = 2  # gradients of what the model computes with its weights
 
 
+def needed(model: torch.nn.Module) -> Recording:
+    """Return what is known to be needed for a model: an attribute, which snapshots leave out."""
+    found = getattr(model, ATTRIBUTE, Recording.NOTHING)
+    return found if isinstance(found, Recording) else Recording.NOTHING
+
+
+def note(model: torch.nn.Module, what: Recording) -> None:
+    """Note what a model needs."""
+    vars(model)[ATTRIBUTE] = what
+
+
 def lacks_gradients(error: Exception) -> bool:
     """Return whether code failed because it computes gradients that were not recorded."""
-    return "does not require grad and does not have a grad_fn" in str(error)
+    return any(said in str(error) for said in LACKING)
 
 
 def recorded(call: Callable[[], Any], model: torch.nn.Module, what: Recording) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import Blame, ExportError, RecipeError, UsageError
@@ -260,7 +261,6 @@ class FlatModule(torch.nn.Module):
         self.model = model
         self.example = example
         self.leave_out = tuple(leave_out)
-        self.recording = Recording.NOTHING
 
     def forward(self, *tensors: torch.Tensor) -> Tensors:
         args, kwargs = self.example.rebuild(tensors)
@@ -268,15 +268,17 @@ class FlatModule(torch.nn.Module):
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. Errors raised in this frame come from the model itself."""
+        recording = differentiation.needed(self.model)
         try:
-            if not self.recording:
+            if not recording:
                 return self.model(*args, **kwargs)
-            return differentiation.recorded(lambda: self.model(*args, **kwargs), self.model, self.recording)
+            return differentiation.recorded(lambda: self.model(*args, **kwargs), self.model, recording)
         except RuntimeError as error:
-            if self.recording is Recording.WEIGHTS or not differentiation.lacks_gradients(error):
+            if recording is Recording.WEIGHTS or not differentiation.lacks_gradients(error):
                 raise
-            self.recording = Recording(self.recording + 1)
-        return self.answer(*args, **kwargs)
+            differentiation.note(self.model, Recording(recording + 1))
+        again = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+        return self.answer(*again[0], **again[1])
 
 
 def specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:

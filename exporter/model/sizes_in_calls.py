@@ -97,7 +97,7 @@ def new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
 
 
 def _along(usual: Function) -> Function:
-    """Return take_along_dim, which takes sizes as constants, as operators that do not, for tensors of symbolic size."""
+    """Return a take_along_dim that keeps symbolic sizes, which torch's fixes."""
 
     def call(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None, **options: Any) -> Any:
         if options or not _is_symbolic((*input.shape, *indices.shape)):

@@ -1,17 +1,19 @@
-"""Translations to ONNX of operators for which torch has none."""
+"""Translations to ONNX of operators for which torch has none, or a wrong one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-INT32, INT64 = 6, 7  # ONNX's numbers of data types
+UINT8, INT32, INT64, BOOL, DOUBLE = 2, 6, 7, 9, 11  # ONNX's numbers of data types
 
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
     import torch
     from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import nn
 
     def prod(inp: Any, dims: Sequence[int], output_dtype: int = 0) -> Any:
         ops: Any = opset18
@@ -62,12 +64,15 @@ def table() -> dict[Any, Callable[..., Any]]:
         if p == float("inf"):
             return ops.ReduceMax(ops.Abs(apart), last, keepdims=0)
         if p == 0.0:
-            raise ValueError("a distance of order 0 has no translation")
+            differs = ops.Not(ops.Equal(apart, ops.CastLike(ops.Constant(value_float=0.0), apart)))
+            return ops.ReduceSum(ops.CastLike(differs, apart), last, keepdims=0)
         raised = ops.ReduceSum(ops.Pow(ops.Abs(apart), ops.Constant(value_float=p)), last, keepdims=0)
         return ops.Pow(raised, ops.Constant(value_float=1 / p))
 
     def signbit(inp: Any) -> Any:
         ops: Any = opset18
+        if inp.dtype == BOOL:
+            return ops.And(inp, ops.Not(inp))
         zero = ops.CastLike(ops.Constant(value_float=0.0), inp)
         negative = ops.Less(inp, zero)
         if not inp.dtype.is_floating_point():
@@ -83,13 +88,20 @@ def table() -> dict[Any, Callable[..., Any]]:
         return ops.LeakyRelu(inp, alpha=(lower + upper) / 2), noise
 
     def log_sigmoid(inp: Any) -> Any:
-        ops: Any = opset18
-        return ops.Neg(ops.Softplus(ops.Neg(inp)))  # torch's translation is -infinity where the sigmoid rounds to 0
+        ops: Any = opset18  # torch's translation is -infinity where the sigmoid rounds to 0
+        if inp.dtype != DOUBLE:
+            return ops.Neg(ops.Softplus(ops.Neg(inp)))  # onnxruntime has no such kernel for float64
+        one, zero = (ops.CastLike(ops.Constant(value_float=number), inp) for number in (1.0, 0.0))
+        return ops.Sub(ops.Min(inp, zero), ops.Log(ops.Add(one, ops.Exp(ops.Neg(ops.Abs(inp))))))
 
     def sort(inp: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
         ops: Any = opset18  # of equal values, TopK takes the one with the lower index first
+        if not inp.shape:
+            return ops.Identity(inp), ops.Constant(value_int=0)
         size = ops.Gather(ops.Shape(inp), ops.Constant(value_ints=[dim]), axis=0)
-        return ops.TopK(inp, size, axis=dim, largest=int(descending), sorted=1)
+        given = ops.Cast(inp, to=UINT8) if inp.dtype == BOOL else inp
+        values, order = ops.TopK(given, size, axis=dim, largest=int(descending), sorted=1)
+        return ops.CastLike(values, inp), order
 
     def kthvalue(inp: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
         ops: Any = opset18
@@ -103,6 +115,12 @@ def table() -> dict[Any, Callable[..., Any]]:
     def rnn_relu(*arguments: Any) -> tuple[Any, Any]:
         return _recurrent("Relu", *arguments)
 
+    def avg_pool2d(inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:
+        return _pool(2, nn.aten_avg_pool2d, inp, kernel_size, *settings)
+
+    def avg_pool3d(inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:
+        return _pool(3, nn.aten_avg_pool3d, inp, kernel_size, *settings)
+
     return {
         torch.ops.aten.kthvalue.default: kthvalue,
         torch.ops.aten.log_sigmoid.default: log_sigmoid,
@@ -114,7 +132,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.signbit.default: signbit,  # torch's translation overlooks -0.0
         torch.ops.prims.signbit.default: signbit,
         torch.ops.aten.rrelu_with_noise_functional.default: rrelu,
-        torch.ops.aten.avg_pool2d.default: _avg_pool2d,
+        torch.ops.aten.avg_pool2d.default: avg_pool2d,
+        torch.ops.aten.avg_pool3d.default: avg_pool3d,
         torch.ops.prims.prod.default: prod,  # torch decomposes cumprod into products
         torch.ops.aten.median.default: median,
         torch.ops.aten.median.dim: median_dim,
@@ -123,27 +142,21 @@ def table() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _avg_pool2d(
-    inp: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
+def _pool(dims: int, usual: Callable[..., Any], inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:
     """Translate the mean over windows, with a divisor of its own, which torch's translation ignores."""
     from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops import nn
 
-    if divisor_override is None:
-        return nn.aten_avg_pool2d(inp, kernel_size, stride, padding, ceil_mode, count_include_pad)
-    if ceil_mode:  # windows that end outside the padding have another size
+    names = ("stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    given = dict(zip(names, settings, strict=False))
+    divisor = given.pop("divisor_override", None)
+    if divisor is None:
+        return usual(inp, kernel_size, **given)
+    if given.get("ceil_mode"):  # windows that end outside the padding have another size
         raise ValueError("a divisor with ceil_mode has no translation")
     ops: Any = opset18
-    mean = nn.aten_avg_pool2d(inp, kernel_size, stride, padding, False, True)
-    elements = kernel_size[0] * kernel_size[-1]
-    return ops.Mul(mean, ops.CastLike(ops.Constant(value_float=elements / divisor_override), mean))
+    mean = usual(inp, kernel_size, **(given | {"count_include_pad": True}))
+    elements = math.prod(kernel_size) if len(kernel_size) > 1 else kernel_size[0] ** dims
+    return ops.Mul(mean, ops.CastLike(ops.Constant(value_float=elements / divisor), mean))
 
 
 def _recurrent(

@@ -58,8 +58,8 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 _POOLS = {name.format(n): n for name in ("max_pool{}d", "max_pool{}d_with_indices", "avg_pool{}d") for n in (1, 2, 3)}
 _WINDOW = frozenset(("kernel_size", "stride", "padding"))
 # Functions that make a tensor of numbers, with the position of the numbers.
-_ROLLS = frozenset((torch.roll, torch.Tensor.roll))
 _COPIES: Mapping[Callable[..., Any], int] = {torch.tensor: 0, torch.as_tensor: 0, torch.Tensor.new_tensor: 1}
+_ROLLS = frozenset((torch.roll, torch.Tensor.roll))
 _LIMITS = frozenset((
     torch.clamp, torch.clamp_, torch.clip, torch.clip_, torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clip,
     torch.Tensor.clip_, torch.clamp_min, torch.clamp_max, torch.Tensor.clamp_min, torch.Tensor.clamp_max,
@@ -112,8 +112,10 @@ class Traceable(TorchFunctionMode):
 
 def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
     """Run torch.jit.trace within `traceable`. Raises an exception if the code computes gradients."""
-    with traceable(module, example), differentiation.refused():
+    with traceable(module, example), differentiation.refused() as gradients:
         traced: torch.jit.ScriptModule = torch.jit.trace(module, example, strict=False, check_trace=False)
+    if gradients:  # the model caught the refusal
+        raise RuntimeError(gradients[0])
     return traced
 
 

@@ -14,6 +14,7 @@ from exporter.core.errors import ExportError
 from exporter.core.probing import describe
 from exporter.core.size_range import Sizes
 from exporter.evidence import eager
+from exporter.model import differentiation
 from exporter.model.flattening import FlatModule
 from exporter.model.state import carrying, independence, search, snapshot
 from exporter.model.state.search import CALLS, Call, alike
@@ -47,6 +48,17 @@ def find_state(loaded: LoadedModel, device: str) -> None:
     Raises ExportError, with names and lines, if the state cannot be taken out of the model, or if equal calls return
     different outputs although no state was seen to change.
     """
+    known = differentiation.needed(loaded.module.model)
+    try:
+        _find_state(loaded, device)
+    except ExportError:
+        if differentiation.needed(loaded.module.model) is known:
+            raise
+        loaded.held.restore()  # a call failed and was repeated for gradients, which looked like state
+        find_state(loaded, device)
+
+
+def _find_state(loaded: LoadedModel, device: str) -> None:
     kinds = [_given(loaded, loaded.base)]
     step = _steps(loaded, _plain(loaded), kinds, device)
     _follow_programs(loaded, step)

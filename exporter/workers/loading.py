@@ -18,7 +18,8 @@ from exporter.core.errors import ExportError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.size_range import Range
 from exporter.evidence import eager
-from exporter.model import checkpoint, examples, flattening, ranges, recipes
+from exporter.model import checkpoint, differentiation, examples, flattening, ranges, recipes
+from exporter.model.differentiation import Recording
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
@@ -99,10 +100,13 @@ class LoadedModel:
         An output with the name of an input is renamed to `output.NAME`.
         """
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
-        args, kwargs = flat.rebuild([t.to(device) for t in flat.tensors])
-        self.held.restore()
         with torch.no_grad(), eager.naming(probing.describe(sizes)):
-            output = self.module.answer(*args, **kwargs)
+            known = None
+            while known is not differentiation.needed(self.module.model):  # after a call that showed it, begin anew
+                known = differentiation.needed(self.module.model)
+                args, kwargs = flat.rebuild([t.to(device, copy=True) for t in flat.tensors])
+                self.held.restore()
+                output = self.module.answer(*args, **kwargs)
             flattening.require_named(output, self.module.leave_out)
             names, tensors = flattening.output_leaves(output, self.module.leave_out)
         names = tuple(f"output.{name}" if name in self.names else name for name in names)
@@ -181,7 +185,9 @@ def load_model(job: Job) -> LoadedModel:
 
 
 def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:
-    """Return the model with the state that preparing found, if it has run and found any."""
+    """Return the model with what preparing found, if it has run: what must be recorded for gradients, and the state."""
+    if job.recording_file.is_file():
+        differentiation.note(loaded.module.model, Recording[job.recording_file.read_text()])
     if job.state_file.is_file():
         interpret(loaded.module.model)
         loaded.carry(states.load(job.state_file))

@@ -30,6 +30,11 @@ class Job(ModelSettings, SizeSettings):
         return self.work / "state.pt"
 
     @property
+    def recording_file(self) -> Path:
+        """Return the path of what must be recorded for a model that computes gradients, which few models need."""
+        return self.work / "recording"
+
+    @property
     def exported_file(self) -> Path:
         """Return the path of the exported program that all sizes share."""
         return self.work / "exported.pt2"

@@ -27,7 +27,17 @@ from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager as eager_calls
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.findings import Findings
-from exporter.model import capture, custom_ops, flattening, kept_layers, precision, recipes, small_weights, widening
+from exporter.model import (
+    capture,
+    custom_ops,
+    differentiation,
+    flattening,
+    kept_layers,
+    precision,
+    recipes,
+    small_weights,
+    widening,
+)
 from exporter.model.no_program import NoProgram
 from exporter.model.state import data_writes
 from exporter.model.state import stateful as states
@@ -55,6 +65,8 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     loaded = load_model(job)
     registered = custom_ops.registered()
     found = keeping.find(job, loaded)
+    if recording := differentiation.needed(loaded.module.model):
+        job.recording_file.write_text(recording.name)
     when_called = custom_ops.registered() - registered
     if isinstance(loaded.module, StatefulModule) and not making.plan:
         states.save(loaded.module.state, job.state_file)
@@ -305,6 +317,8 @@ def capture_again(job: Job) -> Prepared:
     """Capture the program outside a run, into the job's folder."""
     loaded = load_model(job)
     found = keeping.find(job, loaded)
+    if recording := differentiation.needed(loaded.module.model):
+        job.recording_file.write_text(recording.name)
     if isinstance(loaded.module, StatefulModule):
         states.save(loaded.module.state, job.state_file)
     captured = _capture(job, loaded, found, probing.capture_sizes(loaded.base, loaded.symbols))

@@ -75,6 +75,11 @@ def test_values_that_eager_does_not_propagate_are_not_required() -> None:
     assert [case.value for case in made(lambda x: torch.fmax(x, X), X)] == ["infinity"]
 
 
+def test_the_number_of_results_may_depend_on_the_values() -> None:
+    (said, *_) = lost(lambda x: x[~(x < 0.5)], lambda x: x[x >= 0.5], X)
+    assert said == "NaN is not propagated: y has another size when x0[1, 0] is NaN"
+
+
 def test_a_model_may_reject_nonfinite_inputs() -> None:
     def picky(x: torch.Tensor) -> torch.Tensor:
         if x.isnan().any():

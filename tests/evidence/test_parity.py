@@ -69,6 +69,7 @@ def test_an_error_of_eager_that_is_no_rounding_does_not_excuse_any_output() -> N
     assert failed.reason == "0 where the reference is 1 at [0]; eager's error is 2 where the output is 1 (RMS)"
     assert failed.cause == "rounding-decides"
     assert judge([0.0] * 6, [1.0] * 6, [1.0] * 6).cause == ""
+    assert judge([0.0] * 6, [1.2] * 6, [1.0] * 6).cause == ""  # far worse than eager
     assert judge([1.2] * 6, [3.0] * 6, [1.0] * 6).verdict == "drift"
 
 

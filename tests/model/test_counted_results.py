@@ -36,6 +36,21 @@ def all_classes(found: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor
     return torchvision.ops.nms(found, scores, 0.5)
 
 
+@pytest.mark.parametrize(("count", "shift"), [(30, -60), (2500, -30), (2500, 0)])
+def test_negative_coordinates(count: int, shift: float) -> None:
+    """Of many boxes, torchvision looks at each class alone; of fewer, it moves classes apart by the last coordinate."""
+    torch.manual_seed(0)
+    found, scores = drawn(count)
+    found = found * 5 + shift
+    model = Detector(each_class).eval()
+    example = drawn(12)
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, example)).eval()
+    specs = (TensorSpec("found", "float32", ("n", 4)), TensorSpec("scores", "float32", ("n",)))
+    program = capture.export_program(flat, example, Contract("detector", specs, (), {"n": Range(1, 5000)})).module()
+    for got, expected in zip(program(found, scores), model(found, scores), strict=True):
+        assert torch.equal(got, expected)
+
+
 def drawn(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     corner = torch.rand(count, 2) * 20
     return torch.cat([corner, corner + 4 + torch.rand(count, 2) * 8], 1), torch.rand(count)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.commands import Run
 
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
 from exporter.core.size_range import Range
 from exporter.model import capture, differentiation, flattening
+from exporter.targets import _tracing
 
 
 class ForceField(torch.nn.Module):
@@ -145,7 +147,7 @@ class Counting(ForceField):
 def test_a_capture_leaves_the_state_as_it_was(recording: differentiation.Recording) -> None:
     example = torch.randn(2, 5, 3)
     module = flat(Counting, example)
-    module.recording = recording
+    differentiation.note(module.model, recording)
     contract = Contract("counting", (TensorSpec("positions", "float32", (2, 5, 3)),), (), {})
     with torch.no_grad(), contextlib.suppress(ExportError):  # the count is not known to be state
         capture.export_program(module, (example,), contract)
@@ -161,6 +163,34 @@ def test_gradients_are_refused_and_torch_is_restored() -> None:
         assert seen
     (slope,) = torch.autograd.grad(x.sum(), x)
     assert slope.tolist() == [1, 1]
+
+
+def test_state_and_inputs_that_change_before_the_gradients(run: Run) -> None:
+    manifest, _ = run("gradients:counting", "script", bench=False)
+    assert [variant.status for variant in manifest.variants] == ["passed"]
+    assert [tensor.spec.name for tensor in manifest.contract.state.tensors] == ["state.mean"]
+
+
+class Swallowing(ForceField):
+    """A force field that catches the refusal."""
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            try:
+                return super().forward(positions.detach())
+            except RuntimeError:
+                return positions.sum((1, 2)), positions
+
+
+def test_a_refusal_that_the_model_catches_counts() -> None:
+    example = torch.randn(2, 5, 3)
+    module = flat(Swallowing, example)
+    contract = Contract("forces", (TensorSpec("positions", "float32", (2, 5, 3)),), (), {})
+    with torch.no_grad(), _tracing.warned():
+        program = capture.export_program(module, (example,), contract).module()
+        torch.testing.assert_close(program(example)[1], module(example)[1])
+        with pytest.raises(RuntimeError, match="forward computes gradients"):
+            _tracing.trace(module, (example,))
 
 
 def test_other_errors_of_a_model_are_its_own() -> None:

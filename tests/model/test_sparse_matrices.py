@@ -57,8 +57,10 @@ def captured(model: torch.nn.Module, example: torch.Tensor) -> torch.nn.Module:
         lambda a, x: a.mm(x).relu(),
         lambda a, x: torch.matmul(a.to(x.device), x),
         lambda a, x: (x.T @ a.t()).T,
+        lambda a, x: (torch.stack([x.T, 2 * x.T]) @ a.transpose(0, 1)).sum(0).T,
+        lambda a, x: torch.mm(a, mat2=x),
     ],
-    ids=["@", "sparse.mm", "mm", "spmm", "method", "matmul", "from-the-right"],
+    ids=["@", "sparse.mm", "mm", "spmm", "method", "matmul", "from-the-right", "batch-from-the-right", "named"],
 )
 def test_products_for_all_sizes(compute: Compute, buffer: bool, layout: torch.layout) -> None:
     model = Product(compute, DENSE.to_sparse(layout=layout), buffer)
@@ -77,20 +79,28 @@ def test_elements_that_occur_twice_are_added() -> None:
     torch.testing.assert_close(captured(Product(torch.mm, twice), x)(x)[0], twice.to_dense() @ x)
 
 
-def test_a_vector() -> None:
-    class Rows(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("matrix", DENSE.to_sparse())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.matrix @ x.sum(-1)
+def test_vectors() -> None:
+    def compute(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (matrix @ x.sum(-1)) @ matrix
 
     x = torch.randn(4, 3)
-    torch.testing.assert_close(captured(Rows(), x)(x)[0], DENSE @ x.sum(-1))
+    torch.testing.assert_close(captured(Product(compute, DENSE.to_sparse()), x)(x)[0], compute(DENSE, x))
 
 
-@pytest.mark.parametrize("compute", [lambda a, x: a.to_dense() @ x, lambda a, x: torch.add(x.T, a), lambda a, x: a * 2])
+def test_branches_on_the_layout_are_eagers() -> None:
+    def compute(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return matrix @ x if matrix.is_sparse and matrix.layout is torch.sparse_coo else matrix @ x + 1
+
+    x = torch.randn(4, 3)
+    for matrix in (DENSE.to_sparse(), DENSE.to_sparse_csr()):
+        model = Product(compute, matrix)
+        torch.testing.assert_close(captured(model, x)(x)[0], model(x))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [lambda a, x: a.to_dense() @ x, lambda a, x: torch.add(x.T, a), lambda a, x: a * 2, lambda a, x: a @ x[None]],
+)
 def test_other_uses_are_refused(compute: Compute) -> None:
     model = Product(compute, DENSE.to_sparse())
     with pytest.raises(ExportError, match="sparse"):
@@ -106,3 +116,11 @@ def test_buffers_stay_if_the_target_can_hold_them() -> None:
     with sparse_matrices.multiplied(model, natively=True):
         assert not isinstance(model.matrix, torch.Tensor)
     assert model.matrix.layout is torch.sparse_csr
+    shared = torch.nn.Sequential(Product(torch.mm, DENSE.to_sparse()), Product(torch.mm, DENSE))
+    shared[1].matrix = shared[0].matrix  # TorchScript cannot hold one of two modules
+    with sparse_matrices.multiplied(shared, natively=True):
+        assert not any(isinstance(one.matrix, torch.Tensor) for one in shared)
+    hybrid = torch.nn.Module()
+    hybrid.register_buffer("matrix", torch.randn(3, 2, 2).to_sparse(1)[:, 0])
+    with sparse_matrices.multiplied(hybrid):
+        assert isinstance(hybrid.matrix, torch.Tensor)

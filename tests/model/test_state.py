@@ -135,6 +135,23 @@ def test_state_that_shares_memory_is_refused(first: int, last: int) -> None:
         found(recipe)
 
 
+def test_a_sparse_tensor_cannot_be_state() -> None:
+    class Fading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("graph", torch.eye(4).to_sparse())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.graph = self.graph * 0.5
+            return self.graph @ x[:, :4].T
+
+    class recipe(stateful._Recipe):
+        model = Fading
+
+    with pytest.raises(ExportError, match="keeps state in a sparse tensor, graph"):
+        found(recipe)
+
+
 @pytest.mark.parametrize(
     ("recipe", "said", "code"),
     [

@@ -58,7 +58,7 @@ class Distances(torch.nn.Module):
         ties = (x * 2).round()
         values, order = ties.sort(dim=-1, stable=True, descending=True)
         return (
-            *(torch.cdist(x, x + 1, p=p) for p in (1.0, 2.0, 3.0, float("inf"))),
+            *(torch.cdist(x, x + 1, p=p) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))),
             near.kthvalue(2, dim=-1).values,
             near.kthvalue(1, dim=0, keepdim=True).values,
             values,
@@ -68,11 +68,20 @@ class Distances(torch.nn.Module):
 
 
 class Signs(torch.nn.Module):
-    """The sign bit of numbers, of zeros too, a log-sigmoid of large numbers, and random slopes that are none."""
+    """Sign bits, also of zeros and flags; log-sigmoids of large numbers; rrelu, which is not random in eval mode."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         zeros = torch.stack([x * 0, -(x * 0)])
-        return zeros.signbit(), (x * 9).long().signbit(), functional.logsigmoid(x * 200), functional.rrelu(x)
+        far = x * 200
+        return (
+            zeros.signbit(),
+            (x * 9).long().signbit(),
+            (x > 0).signbit(),
+            functional.logsigmoid(far),
+            functional.logsigmoid(far.double()),
+            functional.rrelu(x),
+            *(x > 0).sort(dim=-1, stable=True),
+        )
 
 
 @pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs])
@@ -95,13 +104,15 @@ def test_medians_and_ranks(model: type[torch.nn.Module], tmp_path: Path) -> None
 
 
 class Pools(torch.nn.Module):
-    """Averages with a divisor of their own, with padding and without."""
+    """Averages with a divisor of their own, with padding and without, in two and three dimensions."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (
             functional.avg_pool2d(x, 2, divisor_override=3),
             functional.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False, divisor_override=5),
             functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+            functional.avg_pool3d(x[None], (1, 2, 3), 1, divisor_override=7),
+            functional.avg_pool3d(x[None], 2, 1),
         )
 
 

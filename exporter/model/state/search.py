@@ -136,6 +136,9 @@ class _Search:
             held = [left[path] for left in self._settled_left(path) if isinstance(left.get(path), torch.Tensor)]
             if len(held) < CALLS:
                 raise self._refused([path], "keeps state that does not exist after every call, in", REMEDY)
+            if any(value.layout is not torch.strided for value in held):
+                remedy = "keep its values in a dense buffer, and the indices in another"
+                raise self._refused([path], "keeps state in a sparse tensor,", remedy)
             shapes = [list(value.shape) for value in held]
             if any(shape != shapes[0] for shape in shapes):
                 sizes = ", ".join(map(str, shapes[:3]))
@@ -330,6 +333,8 @@ def _another(value: Any, change: int) -> Any:
         return value * (LONG // len(value) + 1)
     if not isinstance(value, torch.Tensor) or change == CONTRARY:
         return value
+    if value.layout is not torch.strided:
+        return value * 2  # other operators have no kernel
     if value.dtype == torch.bool:
         return ~value
     if value.is_floating_point() or value.is_complex():

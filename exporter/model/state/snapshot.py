@@ -22,14 +22,15 @@ from typing import Any
 import torch
 
 from exporter.core import source_lines
+from exporter.model.differentiation import ATTRIBUTE
 from exporter.model.tensors import parts
 
 Place = tuple[tuple[str, Any], ...]
 
 MISSING = (KeyError, IndexError, AttributeError)  # what `take`, `put` and `remove` raise if nothing is at a path
 COMPARED = 10_000_000  # elements; of larger tensors the version is compared, not the values
-# Internal attributes of every torch module; and modules whose objects hold no model state.
-_OWN = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules", "training"}
+# Internal attributes of every torch module, and exporter's own; and modules whose objects hold no model state.
+_OWN = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules", "training"} | {ATTRIBUTE}
 _FOREIGN = re.compile(
     r"(?:torch|numpy|logging|threading|concurrent|tokenizers|functools|transformers\.configuration)\b"
 )
