@@ -43,6 +43,7 @@ _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = (
+    "causal_masks.py",
     "counted_results.py",
     "differentiation.py",
     "gpu_operators.py",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import transformer
 
 from exporter.core.contract_records import Contract, TensorSpec
@@ -69,6 +72,26 @@ def test_another_mask_than_the_examples(export: Callable[..., Run]) -> None:
     run = export(module, *example)
     for mask in (torch.zeros(5, 5), MASK(5).T.contiguous(), MASK(5)):
         torch.testing.assert_close(run(example[0], mask), module(example[0], mask))
+
+
+def test_a_mask_gets_the_dtype_of_the_queries_on_a_gpu() -> None:
+    """On a GPU, torch reads a mask in float32 as if it were float16."""
+    given = []
+
+    def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *_: Any, **__: Any) -> Any:
+        given.append(None if mask is None else mask.dtype)
+        return query
+
+    with FakeTensorMode(), mock.patch.object(torch.nn.functional, causal_masks.ATTENTION, record):
+        for device in ("cuda", "cpu"):
+            x = torch.empty(1, 2, 5, 8, dtype=torch.float16, device=device)
+            mask = torch.empty(5, 5, device=device)
+            with causal_masks.uncompared():
+                attend = torch.nn.functional.scaled_dot_product_attention
+                attend(x, x, x, mask)
+                attend(x, x, x, attn_mask=mask > 0, dropout_p=0.0)
+                attend(query=x, key=x, value=x, is_causal=True)
+    assert given == [torch.float16, torch.bool, None, torch.float32, torch.bool, None]
 
 
 def test_what_the_model_says_is_kept_and_torch_is_restored() -> None:
