@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_ENGINE = "_engine_run_backward"  # where torch.autograd.grad, Tensor.backward and torch.func compute gradients
-
-
 ATTRIBUTE = "exporter_recording"
-LACKING = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
+_ENGINE = "_engine_run_backward"  # where torch.autograd.grad, Tensor.backward and torch.func compute gradients
+_LACKING = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
 
 
 class Recording(enum.IntEnum):
@@ -42,7 +40,7 @@ def note(model: torch.nn.Module, what: Recording) -> None:
 
 def lacks_gradients(error: Exception) -> bool:
     """Return whether code failed because it computes gradients that were not recorded."""
-    return any(said in str(error) for said in LACKING)
+    return any(said in str(error) for said in _LACKING)
 
 
 def recorded(call: Callable[[], Any], model: torch.nn.Module, what: Recording) -> Any:
