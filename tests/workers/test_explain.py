@@ -126,6 +126,13 @@ def test_a_model_that_cannot_be_scripted(say: Say) -> None:
     assert bridged.text.startswith("through the exported graph: A branch depends on the values")
 
 
+def test_a_model_that_computes_gradients(say: Say) -> None:
+    with pytest.raises(RuntimeError, match="forward computes gradients"):
+        say("trace", "gradients:counting")
+    assert "compilations over" in say("compile", "gradients:counting")[-1].text
+    assert say("export", "gradients:counting")[0].level == "ok"
+
+
 def test_graph_breaks_have_lines(say: Say) -> None:
     found = bad(say("compile", "explained:breaks"))
     assert len(found) == 1

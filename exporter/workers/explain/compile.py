@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch._dynamo
 from torch._dynamo import utils
 
 from exporter.core import probing, source_lines
+from exporter.model import differentiation
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
@@ -26,8 +29,7 @@ def examine(subject: Subject) -> list[Finding]:
 def _breaks(subject: Subject) -> list[Finding]:
     torch._dynamo.reset()
     args, kwargs = subject.call(subject.example)
-    with torch.no_grad():
-        found = torch._dynamo.explain(subject.model)(*args, **kwargs)
+    found = _run(subject, lambda: torch._dynamo.explain(subject.model)(*args, **kwargs))
     if not found.graph_break_count:
         return [Finding("ok", f"one graph of {found.op_count} operations, without breaks")]
     breaks = {(_first_line(reason.reason), _place(reason.user_stack)): None for reason in found.break_reasons}
@@ -44,8 +46,7 @@ def _recompilations(subject: Subject) -> list[Finding]:
         for at in sizes:
             utils.clear_compilation_metrics()
             args, kwargs = subject.call(subject.inputs(at))
-            with torch.no_grad():
-                compiled(*args, **kwargs)
+            _run(subject, functools.partial(compiled, *args, **kwargs))
             made = utils.get_compilation_metrics()
             compilations += len(made)
             for one in filter(lambda one: one.recompile_reason, made):
@@ -58,6 +59,14 @@ def _recompilations(subject: Subject) -> list[Finding]:
     total = Finding("ok", f"{compilations} compilations over {len(sizes)} sizes")
     left = [Finding("note", f"and {len(again) - SHOWN} more recompilations")] if len(again) > SHOWN else []
     return [total, *again[:SHOWN], *left]
+
+
+def _run(subject: Subject, call: Callable[[], Any]) -> Any:
+    """Return the result of a call of the model, with gradients recorded if the model leaves that to its caller."""
+    if needed := differentiation.needed(subject.model):
+        return differentiation.recorded(call, subject.model, needed)
+    with torch.no_grad():
+        return call()
 
 
 def _first_line(text: str) -> str:
