@@ -126,6 +126,7 @@ def test_a_model_that_cannot_be_scripted(say: Say) -> None:
     assert bridged.text.startswith("through the exported graph: A branch depends on the values")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler reads it
 def test_a_model_that_computes_gradients(say: Say) -> None:
     with pytest.raises(RuntimeError, match="forward computes gradients"):
         say("trace", "gradients:counting")
