@@ -130,7 +130,7 @@ def test_a_model_that_cannot_be_scripted(say: Say) -> None:
 def test_a_model_that_computes_gradients(say: Say) -> None:
     with pytest.raises(RuntimeError, match="forward computes gradients"):
         say("trace", "gradients:counting")
-    assert "compilations over" in say("compile", "gradients:counting")[-1].text
+    assert any("compilations over" in finding.text for finding in say("compile", "gradients:counting"))
     assert say("export", "gradients:counting")[0].level == "ok"
 
 
