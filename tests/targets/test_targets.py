@@ -31,7 +31,16 @@ from exporter.core.size_range import Range
 from exporter.model.capture import Program, export_program
 from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.model.no_program import NoProgram
-from exporter.targets import Options, Variant, _inductor, _int8, _ort_cuda_graphs, _ort_level, _plugins
+from exporter.targets import (
+    Options,
+    Variant,
+    _inductor,
+    _int8,
+    _onnx_translations,
+    _ort_cuda_graphs,
+    _ort_level,
+    _plugins,
+)
 from exporter.targets import onnx as onnx_target
 from exporter.workers.children import Zygote
 
@@ -480,9 +489,12 @@ def _of_two(model: torch.nn.Module) -> Program:
 
 
 @pytest.mark.parametrize("model", [Distances(), Scripted()], ids=["not translated", "not captured"])
-def test_onnx_falls_back_to_the_older_exporter(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_onnx_falls_back_to_the_older_exporter(
+    model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import onnx
 
+    monkeypatch.setattr(_onnx_translations, "table", dict)  # torch alone has no translation of cdist
     target, program = targets.get("onnx"), _of_two(model)
     note, *_ = target.export(program, tmp_path / "m.onnx", OPTIONS).notes
     why = "torch.export: " if isinstance(model, Scripted) else "No ONNX function found"
@@ -504,8 +516,9 @@ class TakesANumber(torch.nn.Module):
         return torch.cdist(x[::2], y) * y.sum().item()
 
 
-def test_onnx_rejects_a_trace_with_a_number_from_the_example(tmp_path: Path) -> None:
+def test_onnx_rejects_a_trace_with_a_number_from_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.export captures the model, with a symbol for the number."""
+    monkeypatch.setattr(_onnx_translations, "table", dict)
     program = _of_two(TakesANumber())
     assert program.exported.graph_module is not None
     with pytest.raises(ExportError, match=r"^torch\.onnx\.export: .*No ONNX function found"):

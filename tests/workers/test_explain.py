@@ -20,6 +20,7 @@ from exporter.core.errors import ExporterError, JobError, RecipeError
 from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.report import explanation
+from exporter.targets import _onnx_translations
 from exporter.workers import explain, keeping, loading
 from exporter.workers.children import Zygote
 from exporter.workers.explain import SECTIONS, Explanation, Finding, Section
@@ -185,7 +186,13 @@ def test_onnx_keeps_no_state(say: Say) -> None:
     assert found[0].remedy.startswith("--state inputs")
 
 
-def test_an_operator_that_only_the_older_exporter_has(say: Say) -> None:
+def test_an_operator_with_a_translation_of_exporters_own(say: Say) -> None:
+    (found,) = say("onnx", "explained:distances")
+    assert found.level == "ok"
+
+
+def test_an_operator_that_only_the_older_exporter_has(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_onnx_translations, "table", dict)
     stands_in, missing = say("onnx", "explained:distances")
     assert (stands_in.level, missing.level) == ("ok", "note")
     assert "older exporter" in stands_in.text

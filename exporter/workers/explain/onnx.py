@@ -1,4 +1,4 @@
-"""torch.onnx: look up in its registry which operators of the exported graph have no translation."""
+"""torch.onnx: look up which operators have no translation, neither in its registry nor among exporter's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exporter.core import causes, source_lines
 from exporter.core.errors import ExportError
 from exporter.model import capture, type_promotion
 from exporter.model.state import snapshot
-from exporter.targets import _onnx_tracing
+from exporter.targets import _onnx_tracing, _onnx_translations
 from exporter.targets.onnx import no_state
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
@@ -66,6 +66,8 @@ def _by_dynamo(subject: Subject) -> list[Finding]:
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     type_promotion.make_explicit(program)
     registry = _registration.ONNXRegistry.from_torchlib()
+    for own, translation in _onnx_translations.table().items():
+        registry.register_op(own, translation)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
         prepared = _core._prepare_exported_program_for_export(program, registry=registry)
