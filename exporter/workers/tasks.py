@@ -64,9 +64,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     """
     loaded = load_model(job)
     registered = custom_ops.registered()
-    found = keeping.find(job, loaded)
-    if recording := differentiation.needed(loaded.module.model):
-        job.recording_file.write_text(recording.name)
+    found = _find(job, loaded)
     when_called = custom_ops.registered() - registered
     if isinstance(loaded.module, StatefulModule) and not making.plan:
         states.save(loaded.module.state, job.state_file)
@@ -313,12 +311,18 @@ def program(job: Job, target: str) -> tuple[capture.Program, tuple[SizeLimit, ..
     return program_of(job, prepared, target), prepared.limits
 
 
-def capture_again(job: Job) -> Prepared:
-    """Capture the program outside a run, into the job's folder."""
-    loaded = load_model(job)
+def _find(job: Job, loaded: LoadedModel) -> Contract:
+    """Find the contract, and note for later jobs what must be recorded for the model's gradients."""
     found = keeping.find(job, loaded)
     if recording := differentiation.needed(loaded.module.model):
         job.recording_file.write_text(recording.name)
+    return found
+
+
+def capture_again(job: Job) -> Prepared:
+    """Capture the program outside a run, into the job's folder."""
+    loaded = load_model(job)
+    found = _find(job, loaded)
     if isinstance(loaded.module, StatefulModule):
         states.save(loaded.module.state, job.state_file)
     captured = _capture(job, loaded, found, probing.capture_sizes(loaded.base, loaded.symbols))
