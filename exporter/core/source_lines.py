@@ -5,16 +5,16 @@ A place is in the user's code or in the library that defines the model, never in
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
-import linecache
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
+from exporter.core import checks_in_code
 from exporter.core.errors import Blame
 
 HERE = "<--- HERE"  # TorchScript's compiler marks the line with it
@@ -42,7 +42,7 @@ _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functor
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
-_FOR_THE_MODEL = (
+_FOR_THE_MODEL = frozenset((
     "causal_masks.py",
     "counted_results.py",
     "differentiation.py",
@@ -53,9 +53,11 @@ _FOR_THE_MODEL = (
     "mixture_of_experts.py",
     "recurrent.py",
     "running_statistics.py",
+    "sizes_in_builtins.py",
     "sizes_in_calls.py",
     "sparse_matrices.py",
-)
+    "value_checks.py",
+))  # fmt: skip
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
 # Targets add their own.
 _LIBRARIES = _COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"}
@@ -137,9 +139,9 @@ def own(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _HELPERS.search(f.filename)]
     if not frames or not _is_ours(frames[-1].filename):
         return ""
-    file = Path(frames[-1].filename).relative_to(Path(__file__).parents[2])
-    if any(part in file.parts for part in _FOR_THE_MODEL):
+    if _for_the_model(frames[-1].filename):
         return ""
+    file = Path(frames[-1].filename).relative_to(Path(__file__).parents[2])
     return f"{OWN} ({file}:{frames[-1].lineno}): {named(error)}"
 
 
@@ -186,26 +188,12 @@ def place_of(error: BaseException) -> str:
 
 
 def check_of(error: BaseException) -> str:
-    """Return `an assert` or `a check that raises` if such a statement in the model caused the error; else ""."""
+    """Return the kind of the check in the model that caused the error; "" if none did."""
     for one in reversed(list(_chain(error))):
         frames = _called(one)
         if frames:
-            return kind_of_check(frames[-1].filename, frames[-1].lineno or 0)
-    return ""
-
-
-def kind_of_check(file: str, line: int) -> str:
-    """Return the kind of the check at this line; "" if it is not a check or the file cannot be parsed."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return ""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
-            return "an assert"
-        if isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or 0):
-            raises = not node.orelse and all(isinstance(inner, ast.Raise) for inner in node.body)
-            return "a check that raises" if raises else ""
+            check = checks_in_code.at(frames[-1].filename, frames[-1].lineno or 0)
+            return check.kind if check else ""
     return ""
 
 
@@ -214,12 +202,18 @@ def here(within: str = "") -> str:
 
     If there is none, return the innermost line of one of torch's own layers; "" if there is none either.
     """
-    layer, frame = "", sys._getframe().f_back
+    frame = frame_here(within)
+    return shown(frame.f_code.co_filename, str(frame.f_lineno)) if frame else ""
+
+
+def frame_here(within: str = "") -> FrameType | None:
+    """Return the frame whose line `here` returns."""
+    layer, frame = None, sys._getframe().f_back
     while frame is not None and frame.f_code.co_name != (within or None):
-        where = shown(frame.f_code.co_filename, str(frame.f_lineno))
         if not _is_library(frame.f_code.co_filename):
-            return where
-        layer = layer or (where if _LAYER.match(where) else "")
+            return frame
+        if layer is None and _LAYER.match(shown(frame.f_code.co_filename, "")):
+            layer = frame
         frame = frame.f_back
     return layer
 
@@ -241,7 +235,7 @@ def _last_frame(error: BaseException) -> str:
 def _called(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames in the model that an error passed through, below the last call from exporter."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [i for i, frame in enumerate(frames) if _is_ours(frame.filename)]
+    ours = [i for i, one in enumerate(frames) if _is_ours(one.filename) and not _for_the_model(one.filename)]
     return [f for f in (frames[ours[-1] + 1 :] if ours else frames) if not _is_library(f.filename)]
 
 
@@ -270,6 +264,11 @@ def _is_library(path: str) -> bool:
 
 def _is_ours(path: str) -> bool:
     return path.startswith(f"{Path(__file__).parents[1]}/")
+
+
+def _for_the_model(path: str) -> bool:
+    """Return whether a file of exporter runs in place of the model's code."""
+    return not _FOR_THE_MODEL.isdisjoint(Path(path).parts)
 
 
 @functools.cache

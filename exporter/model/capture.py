@@ -35,8 +35,10 @@ from exporter.model import (
     mixture_of_experts,
     recurrent,
     running_statistics,
+    sizes_in_builtins,
     sizes_in_calls,
     sparse_matrices,
+    value_checks,
 )
 from exporter.model.fixed_dims import Rule
 from exporter.model.no_program import NoProgram
@@ -186,6 +188,7 @@ class Captured:
     rules: dict[str, Rule]
     relaxed: bool  # whether torch.export rejected the promised ranges
     place: Callable[[str, int, int], str]  # the line of the condition that a size breaks or that requires a step
+    checks: tuple[str, ...] = ()  # lines of checks of values, which the program leaves out
 
 
 def export_program(
@@ -195,19 +198,54 @@ def export_program(
     return capture(module, example, contract, strict).program
 
 
-def capture(module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool = False) -> Captured:
+def capture(
+    module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool = False, checks_pass: bool = True
+) -> Captured:
     """Run torch.export with the contract's dimensions dynamic; also return what it fixed or narrowed nevertheless.
 
     If a guard of the graph forbids part of the promised range, torch.export chooses the range. Such guards (a length of
     1 that selects another kernel, for example) are often needless; `exporter.evidence.narrowing` tests them.
 
+    Checks of values are left out of the program unless `checks_pass` is false; then they are rejected.
+
     Raises ExportError, which names the obstacle or a tensor that the program changes but that is not known as state.
     """
-    with fixed_dims.watch(_export_somehow.__name__) as found:
-        program = _export_somehow(functools.partial(_export, strict=strict), module, example, contract, found)
+    export = functools.partial(_export, strict=strict)
+    passed = functools.partial(value_checks.passed, checks_pass)
+    program, found, checks = last = _watched(export, passed, module, example, contract, {})
+    callers: dict[int, dict[str, Any]] = {}
+    while not last[1].callers.keys() <= callers.keys():
+        callers |= last[1].callers
+        try:
+            last = _watched(export, passed, module, example, contract, callers)
+        except ExportError:  # a module may need Python's own functions
+            break
+        if len(last[1].fixed(contract)) < len(found.fixed(contract)):
+            program, found, checks = last
     mutation.require_known(program)
     place = functools.partial(found.place, contract)
-    return Captured(program, found.fixed(contract), _allowed(program, contract), found.rules, found.relaxed, place)
+    bounds = _allowed(program, contract)
+    return Captured(program, found.fixed(contract), bounds, found.rules, found.relaxed, place, tuple(checks))
+
+
+def _watched(
+    export: Callable[..., torch.export.ExportedProgram],
+    passed: Callable[[], contextlib.AbstractContextManager[dict[str, None]]],
+    module: torch.nn.Module,
+    example: Tensors,
+    contract: Contract,
+    callers: dict[int, dict[str, Any]],
+) -> tuple[torch.export.ExportedProgram, fixed_dims.Specializations, dict[str, None]]:
+    """Return a program, what torch.export fixed, and the lines of checks of values that the program leaves out.
+
+    In the modules `callers`, Python's builtins keep sizes.
+    """
+    with (
+        fixed_dims.watch(_export_somehow.__name__) as found,
+        passed() as checks,
+        sizes_in_builtins.kept(callers.values()),
+    ):
+        return _export_somehow(export, module, example, contract, found), found, checks
 
 
 def _export_somehow(

@@ -16,27 +16,35 @@ import torch
 from torch.nn import functional
 from torch.nn.modules import transformer
 
+from exporter.model import holders
+
 ATTENTION = "scaled_dot_product_attention"
-OPERANDS = ("key", "value", "attn_mask")
+OPERANDS = ("key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 @contextlib.contextmanager
 def uncompared() -> Iterator[None]:
-    """Take a mask as it is, unless the model itself says that it is causal; on a GPU, cast it to the queries' dtype."""
+    """Take a mask as it is, unless the model itself says that it is causal; on a GPU, cast it to the queries' dtype.
+
+    `is_causal` may depend on a size, as `length > 1` does.
+    """
     attention = getattr(functional, ATTENTION)
 
     def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         return is_causal is True
 
     def attend(query: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-        key, value, mask, *rest = (*args, *(named.pop(name, None) for name in OPERANDS[len(args) :]))
+        given = dict(zip(OPERANDS, args, strict=False)) | named
+        mask = given.get("attn_mask")
         if query.is_cuda and mask is not None and mask.is_floating_point():
-            mask = mask.to(query.dtype)
-        result: torch.Tensor = attention(query, key, value, mask, *rest, **named)
+            given["attn_mask"] = mask.to(query.dtype)
+        if "is_causal" in given:
+            given["is_causal"] = bool(given["is_causal"])
+        result: torch.Tensor = attention(query, **given)
         return result
 
     with (
         mock.patch.object(transformer, "_detect_is_causal_mask", detect),
-        mock.patch.object(functional, ATTENTION, attend),
+        holders.replaced(holders.of(attention, attend)),
     ):
         yield

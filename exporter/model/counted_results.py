@@ -15,6 +15,8 @@ from unittest import mock
 
 import torch
 
+from exporter.model import holders
+
 BATCHED = "batched_nms"
 FEW, FEW_CUDA = 4000, 100_000  # largest number of coordinates for which torchvision moves boxes apart
 
@@ -33,9 +35,7 @@ def any_number() -> Iterator[None]:
         if boxes is not None:
             usual: Any = getattr(boxes, BATCHED)
             other = _batched(usual, boxes.nms)
-            holders = [one for one in list(sys.modules.values()) if getattr(one, "__dict__", {}).get(BATCHED) is usual]
-            for holder in holders:  # models import it by name
-                stack.enter_context(mock.patch.object(holder, BATCHED, other))
+            stack.enter_context(holders.replaced(holders.of(usual, other)))  # models import it by name
         yield
 
 

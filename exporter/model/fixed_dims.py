@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import logging
 import math
 import operator
@@ -15,6 +16,7 @@ from exporter.core import source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
+from exporter.model import sizes_in_builtins
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 _CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -34,6 +36,7 @@ _WORDS: dict[str, Callable[..., Any]] = {
     "Min": min,
     "IntTrueDiv": operator.truediv,
     "FloatTrueDiv": operator.truediv,
+    "ToFloat": float,
     "CeilToInt": math.ceil,
     "FloorToInt": math.floor,
     "TruncToInt": math.trunc,
@@ -74,6 +77,7 @@ class Specializations(logging.Handler):
     dimensions: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     rules: dict[str, Rule] = field(default_factory=dict)  # the steps that torch.export requires
     relaxed: bool = False  # whether torch.export then chose the ranges
+    callers: dict[int, dict[str, Any]] = field(default_factory=dict)  # modules with calls of builtins that fixed a size
     _symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)  # sizes in the example, by torch.export's symbols
     _guards: dict[str, str] = field(default_factory=dict)  # conditions on sizes, with their lines
@@ -92,9 +96,19 @@ class Specializations(logging.Handler):
         if match := _CREATED.match(message):
             self._symbols[match[1]], self._sizes[match[1]] = (int(match[3]), int(match[4])), int(match[2])
         elif match := _GUARD.match(message):
-            self._guards.setdefault(match[1], source_lines.here(self.within))
+            self._guards.setdefault(match[1], self._here(_HELD.fullmatch(match[1]) is not None))
         elif (match := _FIXED.match(message)) and match[1] in self._symbols:
-            self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), source_lines.here(self.within)))
+            self.dimensions.setdefault(self._symbols[match[1]], (int(match[2]), self._here(True)))
+
+    def _here(self, fixed: bool) -> str:
+        """Return the current line of the model; note its module if a call of a builtin there fixed a size."""
+        frame = source_lines.frame_here(self.within)
+        if frame is None:
+            return ""
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if fixed and sizes_in_builtins.CALLS.search(linecache.getline(file, line)):
+            self.callers[id(frame.f_globals)] = frame.f_globals
+        return source_lines.shown(file, line)
 
     def symbols(self, contract: Contract) -> set[str]:
         """Return the contract's symbols that were fixed."""

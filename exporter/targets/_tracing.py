@@ -6,21 +6,24 @@ This file is long because each of them needs its own list of torch's functions.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from exporter.core import source_lines
+from exporter.core import checks_in_code, source_lines
 from exporter.core.errors import ExportError
 from exporter.model import (
     causal_masks,
     differentiation,
     distributions,
+    holders,
     mixed_dtypes,
     mixture_of_experts,
     sparse_matrices,
@@ -149,8 +152,15 @@ def _forward_alone() -> Iterator[None]:
     patched: Any = Function
     usual = vars(Function)["apply"]
     patched.apply = classmethod(apply)
+
+    def alone(method: Any) -> Any:  # as a module holds it after `scan = Scan.apply`
+        bound = method.__self__ if isinstance(method, (MethodType, BuiltinMethodType)) else None
+        held = isinstance(bound, type) and issubclass(bound, Function) and method.__name__ == "apply"
+        return functools.partial(apply, bound) if held else None
+
     try:
-        yield
+        with holders.replaced(alone):
+            yield
     finally:
         patched.apply = usual
 
@@ -181,6 +191,7 @@ class Branches(TorchFunctionMode):
         super().__init__()
         self._states = states
         self._found: dict[str, None] = {}
+        self._checks: dict[str, None] = {}
         self._of_state: dict[str, None] = {}
 
     def __torch_function__(
@@ -191,9 +202,10 @@ class Branches(TorchFunctionMode):
             while frame.f_back and frame.f_code.co_filename == __file__:
                 frame = frame.f_back
             file, line = frame.f_code.co_filename, frame.f_lineno
+            check = checks_in_code.at(file, line)
             if func is torch.Tensor.__bool__:
-                self._found[source_lines.shown(file, line)] = None
-            if min(origins) < self._states and not source_lines.kind_of_check(file, line):
+                (self._checks if check else self._found)[source_lines.shown(file, line)] = None
+            if min(origins) < self._states and not check:
                 self._of_state[source_lines.shown(file, line)] = None
         return func(*args, **(kwargs or {}))
 
@@ -207,11 +219,15 @@ class Branches(TorchFunctionMode):
             )
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note on the branches found, for the row."""
-        if not self._found:
-            return ()
-        found = ", ".join(self._found)
-        return (f"a branch depends on values ({found}): the trace keeps the side that the example takes",)
+        """Return notes on the branches and checks found, for the row."""
+        notes = []
+        if self._found:
+            found = ", ".join(self._found)
+            notes.append(f"a branch depends on values ({found}): the trace keeps the side that the example takes")
+        if self._checks:
+            found = ", ".join(self._checks)
+            notes.append(f"the trace leaves out checks of values ({found}), where eager may raise or warn")
+        return tuple(notes)
 
 
 def _origins(tensor: torch.Tensor) -> set[int]:

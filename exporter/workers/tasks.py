@@ -36,6 +36,7 @@ from exporter.model import (
     precision,
     recipes,
     small_weights,
+    value_checks,
     widening,
 )
 from exporter.model.no_program import NoProgram
@@ -87,7 +88,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
         parameters=sum(p.numel() for p in loaded.module.parameters()),
         weight_bytes=_weight_bytes(loaded.module),
         capture_s=time.perf_counter() - started if capture_program else 0.0,
-        warnings=tuple(dict.fromkeys(loaded.warnings)),
+        warnings=tuple(dict.fromkeys((*loaded.warnings, *value_checks.note(tuple(captured.checks))))),
         limits=tuple(captured.limits),
         ops=tuple(captured.ops),
         libraries=tuple(sorted(when_called)),
@@ -244,6 +245,7 @@ class _Captures:
     narrowings: list[contract.Narrowing] = field(default_factory=list)
     limits: dict[SizeLimit, None] = field(default_factory=dict)
     ops: dict[str, None] = field(default_factory=dict)
+    checks: dict[str, None] = field(default_factory=dict)  # lines of checks of values that programs leave out
     violations: list[Sizes] = field(default_factory=list)  # sizes at which a program does not hold
 
 
@@ -288,6 +290,7 @@ def _capture_one(
     found = narrowing.find(captured, loaded.module, inputs, base, promised, job.options.device)
     made.limits |= dict.fromkeys(narrowing.limits(captured, found, base))
     made.narrowings += found
+    made.checks |= dict.fromkeys(captured.checks)
     made.violations += narrowing.violations(captured, loaded.module, inputs, promised, base, job.options.device)
     return captured
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.modules import transformer
 
 from exporter.core.contract_records import Contract, TensorSpec
@@ -78,8 +79,8 @@ def test_a_mask_gets_the_dtype_of_the_queries_on_a_gpu() -> None:
     """On a GPU, torch reads a mask in float32 as if it were float16."""
     given = []
 
-    def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *_: Any, **__: Any) -> Any:
-        given.append(None if mask is None else mask.dtype)
+    def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, **_: Any) -> Any:
+        given.append(None if attn_mask is None else attn_mask.dtype)
         return query
 
     with FakeTensorMode(), mock.patch.object(torch.nn.functional, causal_masks.ATTENTION, record):
@@ -101,3 +102,20 @@ def test_what_the_model_says_is_kept_and_torch_is_restored() -> None:
         assert not transformer._detect_is_causal_mask(MASK(3))
     assert transformer._detect_is_causal_mask is usual
     assert usual(MASK(3))
+
+
+class Attention(nn.Module):
+    """Calls the attention by its own name, and is causal if there is more than one query."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(x, x, x, is_causal=x.shape[1] > 1)
+
+
+@pytest.mark.parametrize("export", [captured, traced])
+def test_is_causal_may_depend_on_a_size(export: Callable[..., Run]) -> None:
+    model = Attention()
+    x = torch.randn(2, 5, 8)
+    run = export(flattening.FlatModule(model, flattening.flatten_inputs(model, {"x": x})).eval(), x)
+    for length in (5, 3, 7):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(run(x)[0], model(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import operator
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ class Loop(torch.nn.Module):
 
 class Batch(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * int(x.shape[0])
+        return x * operator.index(x.shape[0])
 
 
 def export(module: torch.nn.Module) -> tuple[torch.export.ExportedProgram, list[str]]:
@@ -70,7 +71,7 @@ def test_the_line_of_an_operator_that_makes_a_size_a_number() -> None:
 
 def test_the_line_of_a_size_converted_to_a_number() -> None:
     program, notes = export(Batch())
-    assert notes == [f"torch.export fixed batch at 2 ({line_of(Batch, 'int(')})"]
+    assert notes == [f"torch.export fixed batch at 2 ({line_of(Batch, 'index(')})"]
     assert program.module()(torch.ones(2, 33, 8))[0].shape == (2, 33, 8)
 
 

@@ -57,9 +57,13 @@ def loaded_with_contract(job: Job) -> tuple[LoadedModel, Contract]:
 
 
 def captured(job: Job, loaded: LoadedModel, found: Contract) -> capture.Captured:
-    """Run torch.export as `exporter export` does. Raises ExportError, which names the obstacle."""
+    """Run torch.export as `exporter export` does, but reject checks of values, so that a repair can keep them.
+
+    Raises ExportError, which names the obstacle.
+    """
     sizes = probing.capture_sizes(loaded.base, loaded.symbols)
-    return capture.capture(loaded.module, _inputs(job, loaded, found)(sizes), contract.as_function(found))
+    example, function = _inputs(job, loaded, found)(sizes), contract.as_function(found)
+    return capture.capture(loaded.module, example, function, checks_pass=False)
 
 
 def _require_saved(program: torch.export.ExportedProgram, job: Job) -> None:

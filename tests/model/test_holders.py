@@ -1,0 +1,27 @@
+"""Replacing functions wherever modules hold them."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from exporter.model import holders
+
+
+def usual() -> int:
+    return 1
+
+
+def other() -> int:
+    return 2
+
+
+def test_every_module_gets_the_other_function_and_its_own_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("held_elsewhere")
+    vars(module).update(renamed=usual, another=other)
+    monkeypatch.setitem(sys.modules, "held_elsewhere", module)
+    with holders.replaced(holders.of(usual, other)):
+        assert vars(module)["renamed"] is other
+        assert usual() == 2
+    assert vars(module)["renamed"] is usual
+    assert usual() == 1
