@@ -109,6 +109,12 @@ def table() -> dict[Any, Callable[..., Any]]:
         found = tuple(ops.Gather(one, ops.Constant(value_ints=[k - 1]), axis=dim) for one in smallest)
         return found if keepdim else tuple(ops.Squeeze(one, ops.Constant(value_ints=[dim])) for one in found)
 
+    def squeeze(inp: Any, dim: int) -> Any:
+        ops: Any = opset18  # torch leaves out only a dimension of size 1, and takes a dynamic one as larger
+        if inp.shape is not None and (not inp.shape or inp.shape[dim] != 1):
+            return ops.Identity(inp)
+        return ops.Squeeze(inp, ops.Constant(value_ints=[dim]))
+
     def rnn_tanh(*arguments: Any) -> tuple[Any, Any]:
         return _recurrent("Tanh", *arguments)
 
@@ -134,6 +140,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.rrelu_with_noise_functional.default: rrelu,
         torch.ops.aten.avg_pool2d.default: avg_pool2d,
         torch.ops.aten.avg_pool3d.default: avg_pool3d,
+        torch.ops.aten.squeeze.dim: squeeze,
         torch.ops.prims.prod.default: prod,  # torch decomposes cumprod into products
         torch.ops.aten.median.default: median,
         torch.ops.aten.median.dim: median_dim,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
 from types import BuiltinMethodType, MethodType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -122,10 +123,31 @@ def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
     return traced
 
 
+def _rounded(size: torch.Tensor, digits: int | None = None) -> torch.Tensor:
+    """Return `round(size)`, where a trace has a tensor for a number: a whole number unless there are `digits`."""
+    return size.round().long() if digits is None else size.round(decimals=digits)
+
+
+def _is_integer(size: torch.Tensor) -> bool:
+    """Return `size.is_integer()`, where a trace has a tensor for a float."""
+    return float(size).is_integer()
+
+
+@contextlib.contextmanager
+def _as_numbers() -> Iterator[None]:
+    """Give tensors the methods of numbers that they lack."""
+    with (
+        mock.patch.object(torch.Tensor, "__round__", _rounded, create=True),
+        mock.patch.object(torch.Tensor, "is_integer", _is_integer, create=True),
+    ):
+        yield
+
+
 @contextlib.contextmanager
 def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
     """Change what torch.jit.trace would reject or fix while this module is traced with this example."""
     with (
+        _as_numbers(),
         _forward_alone(),
         distributions.unchecked(),
         causal_masks.uncompared(),
@@ -154,7 +176,7 @@ def _forward_alone() -> Iterator[None]:
     patched.apply = classmethod(apply)
 
     def alone(method: Any) -> Any:  # as a module holds it after `scan = Scan.apply`
-        bound = method.__self__ if isinstance(method, (MethodType, BuiltinMethodType)) else None
+        bound = method.__self__ if type(method) in (MethodType, BuiltinMethodType) else None
         held = isinstance(bound, type) and issubclass(bound, Function) and method.__name__ == "apply"
         return functools.partial(apply, bound) if held else None
 

@@ -84,7 +84,15 @@ class Signs(torch.nn.Module):
         )
 
 
-@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs])
+class Squeezed(torch.nn.Module):
+    """Leaves out dimensions of size 1, and none of another size."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, four = x[:, :1], x[:, :4]
+        return x.squeeze(1), four.squeeze(-1) + 1, x[:, None].squeeze(1) * 2, one.squeeze(-1), x.sum().squeeze(0)
+
+
+@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs, Squeezed])
 def test_values_and_dtypes_are_eagers(model: type[torch.nn.Module], tmp_path: Path) -> None:
     x = torch.randn(3, 5)
     module = FlatModule(model(), flatten_inputs(model(), {"x": x})).eval()

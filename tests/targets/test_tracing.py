@@ -15,6 +15,7 @@ from torch.jit._trace import TracerWarning
 from torch.nn import functional as F
 
 from exporter.core import causes
+from exporter.model.flattening import FlatModule, flatten_inputs
 from exporter.targets import _tracing, trace
 from exporter.targets._tracing import Branches, Traceable, warned
 
@@ -199,6 +200,24 @@ def test_a_warning_names_the_line_of_the_model() -> None:
 def test_torch_cannot_trace_a_bool_as_a_number() -> None:
     with pytest.raises(RuntimeError, match="aten::fill_"):
         torch.jit.trace(Flagged(lambda flag: flag.fill_(True)).eval(), torch.ones(3), check_trace=False)
+
+
+class Rounding(torch.nn.Module):
+    """Treats numbers made of sizes as Python's floats."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, : round(x.shape[1] * 0.6)] * round(x.shape[1] / 3, 1)
+        return x * 2 if (x.shape[0] / 2).is_integer() else x
+
+
+def test_numbers_made_of_sizes_have_the_methods_of_floats() -> None:
+    flat = FlatModule(Rounding(), flatten_inputs(Rounding(), {"x": torch.ones(4, 7)})).eval()
+    with torch.no_grad(), warned():
+        run = _tracing.trace(flat, (torch.ones(4, 7),))
+    for columns in (7, 8, 11):
+        x = torch.randn(4, columns)
+        torch.testing.assert_close(run(x)[0], Rounding()(x))
+    assert not hasattr(torch.Tensor, "is_integer")
 
 
 class Asking(torch.nn.Module):
