@@ -206,6 +206,16 @@ def here(within: str = "") -> str:
     return shown(frame.f_code.co_filename, str(frame.f_lineno)) if frame else ""
 
 
+def frames_of_model(frame: FrameType | None) -> list[FrameType]:
+    """Return a frame and its callers, as far as they belong to the model's code, up to the call from exporter."""
+    found = []
+    while frame is not None and (not _is_ours(frame.f_code.co_filename) or _for_the_model(frame.f_code.co_filename)):
+        if not _is_library(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
 def frame_here(within: str = "") -> FrameType | None:
     """Return the frame whose line `here` returns."""
     layer, frame = None, sys._getframe().f_back

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -211,7 +212,7 @@ def capture(
     Raises ExportError, which names the obstacle or a tensor that the program changes but that is not known as state.
     """
     export = functools.partial(_export, strict=strict)
-    passed = functools.partial(value_checks.passed, checks_pass)
+    passed = value_checks.passed if checks_pass else _no_checks
     program, found, checks = last = _watched(export, passed, module, example, contract, {})
     callers: dict[int, dict[str, Any]] = {}
     while not last[1].callers.keys() <= callers.keys():
@@ -220,12 +221,16 @@ def capture(
             last = _watched(export, passed, module, example, contract, callers)
         except ExportError:  # a module may need Python's own functions
             break
-        if len(last[1].fixed(contract)) < len(found.fixed(contract)):
+        if len(last[1].fixed(contract)) < len(found.fixed(contract)) and _agrees(last[0], module, example):
             program, found, checks = last
     mutation.require_known(program)
     place = functools.partial(found.place, contract)
     bounds = _allowed(program, contract)
     return Captured(program, found.fixed(contract), bounds, found.rules, found.relaxed, place, tuple(checks))
+
+
+def _no_checks() -> contextlib.AbstractContextManager[dict[str, None]]:
+    return contextlib.nullcontext({})
 
 
 def _watched(
@@ -335,10 +340,27 @@ def _export(
         return differentiation.export(module, example, (dynamic,))
 
 
+def _agrees(program: torch.export.ExportedProgram, module: torch.nn.Module, example: Tensors) -> bool:
+    """Return whether a program agrees with eager at the example."""
+    held = Snapshot(module)
+    try:
+        with torch.no_grad():
+            pairs = zip(module(*_copied(example)), program.module(check_guards=False)(*_copied(example)), strict=True)
+            return all(itertools.starmap(carrying.agree, pairs))
+    except Exception:  # a model that relies on Python's own functions may raise anything
+        return False
+    finally:
+        held.restore()
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return tuple(tensor.clone() for tensor in tensors)
+
+
 def _note_recording(module: torch.nn.Module, example: Tensors) -> None:
     """Let the model note what must be recorded for its gradients: it repeats a call, which it cannot in a capture."""
     held = Snapshot(module)
-    module(*(tensor.clone() for tensor in example))
+    module(*_copied(example))
     held.restore()
 
 

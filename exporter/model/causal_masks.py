@@ -34,7 +34,8 @@ def uncompared() -> Iterator[None]:
         return is_causal is True
 
     def attend(query: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-        given = dict(zip(OPERANDS, args, strict=False)) | named
+        given = dict(zip(OPERANDS, args, strict=False))
+        given = dict(**given, **named)
         mask = given.get("attn_mask")
         if query.is_cuda and mask is not None and mask.is_floating_point():
             given["attn_mask"] = mask.to(query.dtype)

@@ -42,7 +42,7 @@ _WORDS: dict[str, Callable[..., Any]] = {
     "TruncToInt": math.trunc,
     "RoundToInt": round,
 }
-_HELD = re.compile(r"Eq\((.+), (\d+)\)")  # a derived size that became a number
+_HELD = re.compile(r"Eq\((.+), (-?\d+)\)")  # a derived size that became a number
 _ROUNDED = re.compile(r"(Ceil|Floor|Round)ToInt\(IntTrueDiv\((\w+), (\w+)\)\)")
 
 
@@ -150,7 +150,7 @@ class Specializations(logging.Handler):
         for condition, place in self._guards.items():
             match = _HELD.fullmatch(condition)
             used = set(re.findall(r"\w+", condition)) & named.keys()
-            if not match or not place or not used or match[1] in named or int(match[2]) < 2:
+            if not match or not place or not used or match[1] in named or int(match[2]) in (0, 1):
                 continue
             if all(_holds(condition, self._at(named, contract, end)) for end in (0, -1)):
                 continue

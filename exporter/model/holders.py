@@ -6,8 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
+Names = dict[str, Any]  # the global names of a module
 Replacement = Callable[[Any], Any]  # returns what a value is replaced by; None if it is kept
 
 
@@ -16,11 +16,27 @@ def replaced(replacement: Replacement) -> Iterator[None]:
     """Replace global names of all loaded modules within this context."""
     with contextlib.ExitStack() as stack:
         for module in list(sys.modules.values()):
-            names: dict[str, Any] = getattr(module, "__dict__", {})
+            names = getattr(module, "__dict__", None)
+            if not isinstance(names, dict):  # a class or another object in place of a module
+                continue
             made = {name: other for name, one in list(names.items()) if (other := replacement(one)) is not None}
-            if made:
-                stack.enter_context(mock.patch.dict(names, made))
+            stack.enter_context(named(names, made))
         yield
+
+
+@contextlib.contextmanager
+def named(names: Names, others: Names) -> Iterator[None]:
+    """Give a module these names within this context. It keeps whatever else changes in the meantime."""
+    before = {name: names[name] for name in others if name in names}
+    names.update(others)
+    try:
+        yield
+    finally:
+        for name in others:
+            if name in before:
+                names[name] = before[name]
+            else:
+                names.pop(name, None)
 
 
 def of(usual: object, other: object) -> Replacement:

@@ -28,17 +28,18 @@ def note(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def passed(really: bool = True) -> Iterator[dict[str, None]]:
-    """Let each check of values pass within this context, unless not `really`; yield the lines of those that did."""
+def passed() -> Iterator[dict[str, None]]:
+    """Let each check of values pass within this context; yield the lines of those that did.
+
+    A check whose exception the model may catch is not answered, because it chooses what the model computes.
+    """
     lines: dict[str, None] = {}
-    if not really:
-        yield lines
-        return
 
     def answer() -> bool | None:
         frame = sys._getframe(2)
         file, line = frame.f_code.co_filename, frame.f_lineno
-        check = None if source_lines.of_library(f"{file}:{line}") else checks_in_code.at(file, line)
+        frames = source_lines.frames_of_model(frame)
+        check = checks_in_code.asked(frames) if frames and frames[0] is frame else None
         if check is None or check.passing is None:
             return None
         lines[source_lines.shown(file, line)] = None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +29,10 @@ from exporter.model import (
     holders,
     mixed_dtypes,
     mixture_of_experts,
+    sizes_in_builtins,
     sparse_matrices,
 )
+from exporter.model.state import carrying
 from exporter.model.tensors import Tensors
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
@@ -115,12 +119,74 @@ class Traceable(TorchFunctionMode):
 
 
 def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
-    """Run torch.jit.trace within `traceable`. Raises an exception if the code computes gradients."""
+    """Run torch.jit.trace within `traceable`. Raises an exception if the code computes gradients.
+
+    If int, len or functions of the module math fix sizes, the model is traced again so that they keep them.
+    """
+    with Conversions() as conversions:
+        traced = _traced(module, example)
+    if not conversions.callers:
+        return traced
+    try:
+        with sizes_in_builtins.kept(conversions.callers.values(), _whole), _rounding(), Exact():
+            again = _traced(module, example)
+        outputs = (run(*(tensor.clone() for tensor in example)) for run in (again, traced))
+        same = all(one.dtype == other.dtype and carrying.agree(one, other) for one, other in zip(*outputs, strict=True))
+    except Exception:  # a module may need Python's own functions
+        return traced
+    return again if same else traced
+
+
+def _traced(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
     with traceable(module, example), differentiation.refused() as gradients:
         traced: torch.jit.ScriptModule = torch.jit.trace(module, example, strict=False, check_trace=False)
     if gradients:  # the model caught the refusal
         raise RuntimeError(gradients[0])
     return traced
+
+
+class Conversions(TorchFunctionMode):
+    """Finds the modules in which functions of Python turn sizes into numbers while a model is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callers: dict[int, dict[str, Any]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__len__ or (func in _NUMBERS and _of_sizes(args[0])):
+            frame = source_lines.frame_here()
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame else ""
+            if frame and (sizes_in_builtins.CALLS.search(line) or sizes_in_builtins.ROUNDING.search(line)):
+                self.callers[id(frame.f_globals)] = frame.f_globals
+        return func(*args, **(kwargs or {}))
+
+
+class Exact(TorchFunctionMode):
+    """Computes fractions of sizes in float64, as Python does; torch divides whole numbers in float32."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        fraction = func in _FRACTIONS or (func in _PRODUCTS and any(isinstance(one, float) for one in args))
+        if fraction and all(isinstance(one, Number) or _of_sizes(one) for one in args):
+            args = tuple(one.double() if isinstance(one, torch.Tensor) else one for one in args)
+        return func(*args, **(kwargs or {}))
+
+
+def _of_sizes(value: Any) -> bool:
+    """Return whether a value is a number that a trace computes from sizes, or a constant."""
+    tracer: Any = torch._C
+    scalar = isinstance(value, torch.Tensor) and value.dim() == 0
+    return scalar and bool(tracer._get_tracing_state()) and not _origins(value)
+
+
+def _whole(value: Any) -> Any:
+    """Return `int(value)` as a tensor if it is a number that the trace computes from sizes; else None."""
+    if not _of_sizes(value):
+        return None
+    return value.trunc().long() if value.is_floating_point() else value
 
 
 def _rounded(size: torch.Tensor, digits: int | None = None) -> torch.Tensor:
@@ -131,6 +197,23 @@ def _rounded(size: torch.Tensor, digits: int | None = None) -> torch.Tensor:
 def _is_integer(size: torch.Tensor) -> bool:
     """Return `size.is_integer()`, where a trace has a tensor for a float."""
     return float(size).is_integer()
+
+
+@contextlib.contextmanager
+def _rounding() -> Iterator[None]:
+    """Let math.ceil, math.floor and math.trunc return a tensor for a number that a trace computes from sizes."""
+
+    def rounding(name: str) -> Callable[[torch.Tensor], Any]:
+        def call(number: torch.Tensor) -> Any:
+            kept = _of_sizes(number) and number.is_floating_point()
+            return getattr(number, name)().long() if kept else getattr(math, name)(float(number))
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in ("ceil", "floor", "trunc"):
+            stack.enter_context(mock.patch.object(torch.Tensor, f"__{name}__", rounding(name), create=True))
+        yield
 
 
 @contextlib.contextmanager
@@ -201,6 +284,14 @@ _VALUES = frozenset((
 ))  # fmt: skip
 
 
+_NUMBERS = frozenset((torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__float__))
+_FRACTIONS = frozenset((
+    torch.Tensor.__truediv__, torch.Tensor.__rtruediv__, torch.Tensor.div, torch.Tensor.true_divide, torch.div,
+    torch.true_divide,
+))  # fmt: skip
+_PRODUCTS = frozenset((torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul, torch.mul))
+
+
 class Branches(TorchFunctionMode):
     """Finds the lines that branch on the values of the inputs while a model is traced.
 
@@ -224,7 +315,8 @@ class Branches(TorchFunctionMode):
             while frame.f_back and frame.f_code.co_filename == __file__:
                 frame = frame.f_back
             file, line = frame.f_code.co_filename, frame.f_lineno
-            check = checks_in_code.at(file, line)
+            frames = source_lines.frames_of_model(frame)
+            check = checks_in_code.asked(frames) if frames and frames[0] is frame else None
             if func is torch.Tensor.__bool__:
                 (self._checks if check else self._found)[source_lines.shown(file, line)] = None
             if min(origins) < self._states and not check:

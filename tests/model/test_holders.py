@@ -1,5 +1,6 @@
 """Replacing functions wherever modules hold them."""
 
+import contextlib
 import sys
 from types import ModuleType
 
@@ -23,5 +24,14 @@ def test_every_module_gets_the_other_function_and_its_own_back(monkeypatch: pyte
     with holders.replaced(holders.of(usual, other)):
         assert vars(module)["renamed"] is other
         assert usual() == 2
+        vars(module)["since"] = 3
     assert vars(module)["renamed"] is usual
+    assert vars(module)["since"] == 3
     assert usual() == 1
+
+
+def test_a_new_name_is_removed_even_after_an_error() -> None:
+    names = {"one": 1}
+    with contextlib.suppress(KeyError), holders.named(names, {"one": 2, "two": 2}):
+        raise KeyError
+    assert names == {"one": 1}

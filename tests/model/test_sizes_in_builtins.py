@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +80,45 @@ def test_windows_of_any_number_of_images_and_any_size() -> None:
         torch.testing.assert_close(made.program.module(check_guards=False)(x)[0], Windows()(x), rtol=0, atol=0)
 
 
+class Counts(nn.Module):
+    """Returns numbers that a function computes from the number of rows."""
+
+    def __init__(self, count: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_full((2,), 1.0) * self.count(x.shape[0])
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda n: int(n / 14 * 14),
+        lambda n: int(n / 49 * 49),
+        lambda n: int(n / 22050 * 22050),
+        lambda n: int(n * (0.3 / 0.1)),
+        lambda n: int(n * 0.29 * 100),
+        lambda n: int(n * 0.7 / 0.1),
+        lambda n: int(n / 4 * 8),
+        lambda n: int((n // 2) * 2.0),
+        lambda n: int(((n // 2 + 1) // 2) * 4.0),
+        lambda n: int(-n / 4 * 8),
+        lambda n: int(n * n / n),
+        lambda n: 2 if isinstance(int(n), int) else 5,
+        lambda n: len([*range(n, 3 * n, n)]) + sum(range(0, -2 * n, -n)),
+        lambda n: len([*range(n, n)]) + len([*range(n + 3, n)]) + len([*range(n, n + 7, 3)]),
+    ],
+)
+@pytest.mark.parametrize("example", [6, 7])
+def test_numbers_are_pythons(count: Callable[[Any], Any], example: int) -> None:
+    made = captured(Counts(count), torch.ones(example, 1), batch=Range(2, 300))
+    run = made.program.module(check_guards=False)
+    wrong = [n for n in range(2, 260) if run(torch.ones(n, 1))[0][0].item() != count(n)]
+    assert not wrong
+    assert made.bounds == {}
+
+
 def test_a_module_that_needs_the_builtins_is_captured_with_them() -> None:
     made = captured(Types(), torch.ones(6, 4), batch=Range(1, 9))
     assert [limit.of for limit in made.fixed] == ["batch"]
@@ -89,12 +130,12 @@ def test_replaced_names_are_restored() -> None:
     with sizes_in_builtins.kept([module]):
         assert module["len"] is min, "the module's own"
         assert module["range"] is sizes_in_builtins.counted
-        assert module["int"] is sizes_in_builtins.Int
+        assert module["int"] is not int
     assert module == {"range": builtins.range, "len": min}
 
 
 def test_other_values() -> None:
-    kept: type = sizes_in_builtins.Int
+    kept: Any = sizes_in_builtins.integers(sizes_in_builtins.symbolic)
     assert (kept("12"), kept("f", 16), kept(), kept.from_bytes(b"\x01")) == (12, 15, 0, 1)
     assert [isinstance(one, kept) for one in (True, 3, "1", 1.0)] == [True, True, False, False]
     assert [issubclass(bool, kept), kept == int, kept == str] == [True, True, False]  # noqa: E721

@@ -94,3 +94,25 @@ def test_a_trace_names_its_checks() -> None:
         torch.jit.trace(flat(Checks()), (torch.ones(3, 4),), check_trace=False)
     (said,) = branches.notes()
     assert said.startswith("the trace leaves out checks of values (")
+
+
+class Handled(nn.Module):
+    """Chooses what it computes by an exception."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            if x.min() < 0:
+                raise ValueError("negative")
+            return x * 2
+        except ValueError:
+            return x * 3
+
+
+def test_a_check_whose_exception_is_caught_is_a_branch() -> None:
+    with pytest.raises(ExportError, match="data-dependent"):
+        capture.capture(flat(Handled()), (torch.ones(3, 4),), PROMISE)
+    branches = _tracing.Branches()
+    with _tracing.warned(), branches:
+        torch.jit.trace(flat(Handled()), (torch.ones(3, 4),), check_trace=False)
+    (said,) = branches.notes()
+    assert said.startswith("a branch depends on values (")

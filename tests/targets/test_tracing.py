@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -211,13 +212,76 @@ class Rounding(torch.nn.Module):
 
 
 def test_numbers_made_of_sizes_have_the_methods_of_floats() -> None:
-    flat = FlatModule(Rounding(), flatten_inputs(Rounding(), {"x": torch.ones(4, 7)})).eval()
+    example = torch.ones(4, 7)
     with torch.no_grad(), warned():
-        run = _tracing.trace(flat, (torch.ones(4, 7),))
+        run = _tracing.trace(flat(Rounding(), example), (example,))
     for columns in (7, 8, 11):
         x = torch.randn(4, columns)
         torch.testing.assert_close(run(x)[0], Rounding()(x))
     assert not hasattr(torch.Tensor, "is_integer")
+
+
+class Windows(torch.nn.Module):
+    """Converts sizes with int and len, as Swin transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, height, width = x.shape
+        windows = x.view(len(x), height // 7, 7, width // 7, 7).transpose(2, 3).reshape(-1, 7, 7).softmax(1)
+        batch = int(windows.shape[0] / (height * width / 7 / 7))
+        return windows.view(batch, height // 7, width // 7, 7, 7).transpose(2, 3).reshape(batch, height, width)
+
+
+class Share(torch.nn.Module):
+    """100 * 0.29 is less than 29 in float64, and not in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: int(x.shape[0] * 0.29)]
+
+
+class Padded(torch.nn.Module):
+    """Pads its input to a multiple of 8, as audio codecs do, and halves it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.pad(x, (0, math.ceil(x.shape[1] / 8) * 8 - x.shape[1]))
+        return x[:, math.floor(x.shape[1] / 2) :] * math.ceil(torch.ones(1).sum())
+
+
+class Typed(torch.nn.Module):
+    """Needs the type `int` itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(int) * int(x.shape[0])
+
+
+def flat(model: torch.nn.Module, x: torch.Tensor) -> FlatModule:
+    return FlatModule(model, flatten_inputs(model, {"x": x})).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes"),
+    [
+        (Windows(), ((2, 14, 21), (5, 7, 49))),
+        (Share(), ((10, 1), (100, 1), (103, 1))),
+        (Padded(), ((2, 13), (3, 16), (3, 30))),
+    ],
+    ids=["windows", "share", "padded"],
+)
+def test_int_and_len_keep_sizes(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...]) -> None:
+    example = torch.randn(shapes[0])
+    with torch.no_grad(), warned():
+        run = _tracing.trace(flat(model, example), (example,))
+    for shape in shapes:
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x)[0], model(x), rtol=0, atol=0)
+    assert "int" not in globals()
+
+
+def test_a_trace_that_needs_the_type_int_itself_keeps_its_numbers() -> None:
+    x = torch.full((3, 4), 2.0)
+    with torch.no_grad(), warned():
+        run = _tracing.trace(flat(Typed(), x), (x,))
+    assert torch.equal(run(x)[0], Typed()(x))
+    assert torch.equal(run(torch.ones(5, 4))[0], torch.full((5, 4), 3)), "the example's size"
 
 
 class Asking(torch.nn.Module):
