@@ -18,6 +18,16 @@ _HARMLESS = frozenset((
     "abs", "all", "any", "cpu", "detach", "dim", "float", "format", "int", "isinf", "isnan", "item", "len", "list",
     "max", "mean", "min", "numel", "repr", "round", "size", "str", "sum", "tolist", "tuple", "type",
 ))  # fmt: skip
+# Contexts that let exceptions pass; of others that is unknown.
+_HARMLESS_CONTEXTS = frozenset((
+    "autocast", "catch_warnings", "device", "enable_grad", "inference_mode", "no_grad", "nullcontext",
+    "record_function", "sdpa_kernel", "set_grad_enabled",
+))  # fmt: skip
+_LEAVING = (ast.Return, ast.Break, ast.Continue)  # in a `finally`, these drop the exception
+# Exceptions with which code answers Python itself.
+_ANSWERS = frozenset((
+    "AttributeError", "GeneratorExit", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration",
+))  # fmt: skip
 _NESTED = (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.comprehension)  # their parts may be used elsewhere
 
 
@@ -46,11 +56,11 @@ def at(file: str, line: int) -> Check | None:
     return next((one for one in _read(file).checks if one.condition[0] <= line <= one.condition[1]), None)
 
 
-def asked(frames: Sequence[FrameType]) -> Check | None:
+def asked(frames: Sequence[FrameType], inside: bool = False) -> Check | None:
     """Return the check that now asks for the truth of its condition, or of a part of it, in the first of these frames.
 
-    The others are its callers in the model. Return None if one of them may catch the exception, because the check then
-    chooses what the model computes.
+    If `inside`, it may also run other code within its condition. The other frames are its callers in the model. Return
+    None if one of them may catch the exception, because the check then chooses what the model computes.
     """
     code = frames[0].f_code
     found = list(code.co_positions())[frames[0].f_lasti // 2]
@@ -58,7 +68,8 @@ def asked(frames: Sequence[FrameType]) -> Check | None:
         return None
     first, last, column, end = found
     span: Span = (first or 0, last or 0, column or 0, end or 0)
-    check = next((one for one in _read(code.co_filename).checks if _asks(one, span)), None)
+    checks = _read(code.co_filename).checks
+    check = next((one for one in checks if _asks(one, span) or (inside and _contains(one.condition, span))), None)
     return None if check is None or any(map(_catches, frames)) else check
 
 
@@ -68,6 +79,11 @@ def _asks(check: Check, span: Span) -> bool:
     Python 3.11 gives the place of the whole condition or statement for each part.
     """
     return span in check.parts or span in (check.condition, check.statement)
+
+
+def _contains(outer: Span, inner: Span) -> bool:
+    starts = (outer[0], outer[2]) <= (inner[0], inner[2])
+    return starts and (inner[1], inner[3]) <= (outer[1], outer[3])
 
 
 def _catches(frame: FrameType) -> bool:
@@ -85,10 +101,14 @@ def _read(file: str) -> _Code:
 
 def _caught(tree: ast.AST) -> Iterator[range]:
     for node in ast.walk(tree):
-        if (isinstance(node, (ast.Try, ast.TryStar)) and node.handlers) or (
-            isinstance(node, (ast.With, ast.AsyncWith))
-            and any(_name(item.context_expr) == "suppress" for item in node.items)
-        ):
+        if isinstance(node, (ast.Try, ast.TryStar)):
+            leaves = (one for part in node.finalbody for one in ast.walk(part) if isinstance(one, _LEAVING))
+            catches = bool(node.handlers) or any(leaves)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            catches = any(_name(item.context_expr) not in _HARMLESS_CONTEXTS for item in node.items)
+        else:
+            continue
+        if catches:
             yield range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
 
 
@@ -138,7 +158,8 @@ def _negates(node: ast.AST) -> bool:
 def _compares(node: ast.AST) -> bool:
     """Return whether a node compares truth values, as `bool(x) is False` does, so that each may be either."""
     return isinstance(node, ast.Compare) and (
-        any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+        any(isinstance(op, (ast.Is, ast.IsNot, ast.NotIn)) for op in node.ops)
+        or any(isinstance(one, (ast.List, ast.Tuple)) for one in (node.left, *node.comparators))
         or any(isinstance(one, ast.Constant) and isinstance(one.value, bool) for one in (node.left, *node.comparators))
         or any(_name(one) in ("bool", "all", "any") for one in (node.left, *node.comparators))
     )
@@ -147,7 +168,10 @@ def _compares(node: ast.AST) -> bool:
 def _only_raises(body: Sequence[ast.stmt]) -> bool:
     """Return whether statements end with a raise, and only prepare its message before that."""
     before = (ast.Assign, ast.AnnAssign, ast.Expr)
-    return bool(body) and isinstance(body[-1], ast.Raise) and all(isinstance(one, before) for one in body[:-1])
+    if not body or not isinstance(body[-1], ast.Raise) or not all(isinstance(one, before) for one in body[:-1]):
+        return False
+    raised = body[-1].exc
+    return raised is not None and (_name(raised) or _named(raised)) not in _ANSWERS
 
 
 def _reports(statement: ast.stmt) -> bool:
@@ -158,8 +182,8 @@ def _reports(statement: ast.stmt) -> bool:
     owner = _named(called.value) if isinstance(called, ast.Attribute) else ""
     logs = _named(called) in _REPORTING and owner.strip("_").lower() in _LOGGERS
     inner = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
-    calls = (node for node in inner if isinstance(node, ast.Call))
-    return (logs or _named(called) == "print") and all(_name(node) in _HARMLESS for node in calls)
+    calls = all(_name(node) in _HARMLESS for node in inner if isinstance(node, ast.Call))
+    return (logs or _named(called) == "print") and calls and not any(isinstance(one, ast.NamedExpr) for one in inner)
 
 
 def _name(node: ast.AST) -> str:

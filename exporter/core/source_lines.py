@@ -58,6 +58,7 @@ _FOR_THE_MODEL = frozenset((
     "sparse_matrices.py",
     "value_checks.py",
 ))  # fmt: skip
+_CALLS_THE_MODEL = str(Path(__file__).parents[1] / "model" / "flattening.py")
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
 # Targets add their own.
 _LIBRARIES = _COMPILERS | {"cloudpickle", "ml_dtypes", "mpmath", "numpy", "safetensors", "sympy"}
@@ -207,9 +208,9 @@ def here(within: str = "") -> str:
 
 
 def frames_of_model(frame: FrameType | None) -> list[FrameType]:
-    """Return a frame and its callers, as far as they belong to the model's code, up to the call from exporter."""
+    """Return a frame and its callers, as far as they belong to the model's code, up to the call of the model."""
     found = []
-    while frame is not None and (not _is_ours(frame.f_code.co_filename) or _for_the_model(frame.f_code.co_filename)):
+    while frame is not None and frame.f_code.co_filename != _CALLS_THE_MODEL:
         if not _is_library(frame.f_code.co_filename):
             found.append(frame)
         frame = frame.f_back
@@ -278,7 +279,7 @@ def _is_ours(path: str) -> bool:
 
 def _for_the_model(path: str) -> bool:
     """Return whether a file of exporter runs in place of the model's code."""
-    return not _FOR_THE_MODEL.isdisjoint(Path(path).parts)
+    return not _FOR_THE_MODEL.isdisjoint(Path(path).relative_to(Path(__file__).parents[1]).parts)
 
 
 @functools.cache

@@ -42,6 +42,7 @@ from exporter.model import (
     value_checks,
 )
 from exporter.model.fixed_dims import Rule
+from exporter.model.known_constants import KnownConstants
 from exporter.model.no_program import NoProgram
 from exporter.model.state import carrying, data_writes, mutation
 from exporter.model.state.snapshot import Snapshot
@@ -207,22 +208,36 @@ def capture(
     If a guard of the graph forbids part of the promised range, torch.export chooses the range. Such guards (a length of
     1 that selects another kernel, for example) are often needless; `exporter.evidence.narrowing` tests them.
 
+    If the code needs the values of tensors, those of constants are followed.
+
     Checks of values are left out of the program unless `checks_pass` is false; then they are rejected.
 
     Raises ExportError, which names the obstacle or a tensor that the program changes but that is not known as state.
     """
     export = functools.partial(_export, strict=strict)
     passed = value_checks.passed if checks_pass else _no_checks
-    program, found, checks = last = _watched(export, passed, module, example, contract, {})
-    callers: dict[int, dict[str, Any]] = {}
-    while not last[1].callers.keys() <= callers.keys():
-        callers |= last[1].callers
+    run = functools.partial(_watched, export, passed, module, example, contract)
+    with contextlib.ExitStack() as stack:
         try:
-            last = _watched(export, passed, module, example, contract, callers)
-        except ExportError:  # a module may need Python's own functions
-            break
-        if len(last[1].fixed(contract)) < len(found.fixed(contract)) and _agrees(last[0], module, example):
-            program, found, checks = last
+            last = run({})
+        except ExportError as error:
+            if strict or "data-dependent" not in str(error.__cause__):
+                raise
+            stack.enter_context(KnownConstants(module))
+            try:
+                last = run({})
+            except ExportError:
+                raise error from error.__cause__
+        program, found, checks = last
+        callers: dict[int, dict[str, Any]] = {}
+        while found.fixed(contract) and not last[1].callers.keys() <= callers.keys():
+            callers |= last[1].callers
+            try:
+                last = run(callers)
+            except ExportError:  # a module may need Python's own functions
+                break
+            if len(last[1].fixed(contract)) < len(found.fixed(contract)) and _agrees(last[0], module, example):
+                program, found, checks = last
     mutation.require_known(program)
     place = functools.partial(found.place, contract)
     bounds = _allowed(program, contract)

@@ -34,8 +34,7 @@ def uncompared() -> Iterator[None]:
         return is_causal is True
 
     def attend(query: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-        given = dict(zip(OPERANDS, args, strict=False))
-        given = dict(**given, **named)
+        given = dict(**dict(zip(OPERANDS, args, strict=False)), **named)
         mask = given.get("attn_mask")
         if query.is_cuda and mask is not None and mask.is_floating_point():
             given["attn_mask"] = mask.to(query.dtype)

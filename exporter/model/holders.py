@@ -13,15 +13,32 @@ Replacement = Callable[[Any], Any]  # returns what a value is replaced by; None 
 
 @contextlib.contextmanager
 def replaced(replacement: Replacement) -> Iterator[None]:
-    """Replace global names of all loaded modules within this context."""
+    """Replace global names of all loaded modules within this context.
+
+    Modules that are loaded within it, and take a name from another, get the original afterwards too.
+    """
+    originals: dict[int, tuple[Any, Any]] = {}  # by the identity of what replaces them
     with contextlib.ExitStack() as stack:
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if not isinstance(names, dict):  # a class or another object in place of a module
-                continue
+        stack.callback(_restore, originals)
+        for names in _modules():
             made = {name: other for name, one in list(names.items()) if (other := replacement(one)) is not None}
+            originals |= {id(other): (other, names[name]) for name, other in made.items()}
             stack.enter_context(named(names, made))
         yield
+
+
+def _modules() -> Iterator[Names]:
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict):  # a class or another object may stand in place of a module
+            yield names
+
+
+def _restore(originals: dict[int, tuple[Any, Any]]) -> None:
+    for names in _modules():
+        for name, one in list(names.items()):
+            if id(one) in originals:
+                names[name] = originals[id(one)][1]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from torch.utils._sympy import functions
 from exporter.model import holders
 
 CALLS = re.compile(r"(?<![.\w])(?:int|len|range)\(|\bmap\(int\b")
-ROUNDING = re.compile(r"\b(?:ceil|floor|trunc)\(")  # in the module math, whose functions keep symbolic numbers
+ROUNDING = re.compile(r"\b(?:ceil|floor|is_integer|round|trunc)\(")  # these keep symbolic numbers, but no tensors
 
 
 Convert = Callable[[Any], Any]  # returns a size for a number that depends on sizes; None for other values
@@ -76,7 +76,7 @@ def length(value: Any) -> Any:
 
 
 def counted(*args: Any) -> Any:
-    """Return `range(*args)`; with sizes of the input, a list if their number is always the same."""
+    """Return `range(*args)`; with sizes of the input, a list if its length does not depend on them."""
     if not any(isinstance(one, torch.SymInt) for one in args):
         return range(*args)
     start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1) if len(args) == 2 else args
@@ -90,13 +90,15 @@ def truncated(value: torch.SymFloat) -> Any:
     That may require that a size is divided without a remainder, as in `windows / (height * width / 8 / 8)`.
     """
     environment: Any = value.node.shape_env
-    hints = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+    hint: Any = value.node.hint
+    if hint is None:  # it depends on values
+        return math.trunc(value)
+    hints = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
     for divides in (False, True):
         exact = Exact(divides)
         whole = exact.of(_expression(value))
         if whole is None or any(remainder.xreplace(hints) != 0 for remainder in exact.remainders):
             continue
-        hint: Any = value.node.hint
         if whole.xreplace(hints) == math.trunc(hint):
             for remainder in exact.remainders:
                 environment.evaluate_expr(sympy.Eq(remainder, 0))
@@ -123,8 +125,10 @@ class Exact:
         if isinstance(one, sympy.Float):
             fraction = sympy.Rational(*float(one).as_integer_ratio())
             return fraction if fraction.q <= SMALL and abs(fraction.p) <= SMALL else None
-        if one.is_Integer or one.is_Symbol:
+        if one.is_Integer or (one.is_Symbol and one.is_integer):
             return one
+        if isinstance(one, (sympy.Add, sympy.Mul)) and any(isinstance(part, sympy.Float) for part in one.args):
+            return None  # sympy may have merged numbers that Python rounds one after the other
         if isinstance(one, functions.FloorDiv) and self.divides:
             self.remainders.append(functions.Mod(*one.args))
             numerator, divisor = map(self._exact, one.args)
@@ -144,7 +148,7 @@ class Exact:
 
 
 DIVISIONS = (functions.IntTrueDiv, functions.FloatTrueDiv)
-SMALL = 1 << 20  # products of a size and such a number are exact in float64
+SMALL = 1 << 20  # a quotient by such a number, if it is whole, is exact in float64
 
 
 def _is_whole(expression: Any) -> bool:

@@ -7,6 +7,7 @@ artifact computes what the formula yields.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -46,6 +47,7 @@ def passed() -> Iterator[dict[str, None]]:
         return check.passing
 
     def of_tensor(usual: Truth) -> Truth:
+        @functools.wraps(usual)
         def call(tensor: torch.Tensor) -> bool:
             unknown = isinstance(tensor, FakeTensor) and tensor.constant is None
             found = answer() if unknown else None

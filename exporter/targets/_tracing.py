@@ -33,6 +33,7 @@ from exporter.model import (
     sparse_matrices,
 )
 from exporter.model.state import carrying
+from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
@@ -123,18 +124,21 @@ def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
 
     If int, len or functions of the module math fix sizes, the model is traced again so that they keep them.
     """
+    held = Snapshot(module)  # a module may cache what it computed in a trace
     with Conversions() as conversions:
         traced = _traced(module, example)
     if not conversions.callers:
         return traced
+    held.restore()
     try:
-        with sizes_in_builtins.kept(conversions.callers.values(), _whole), _rounding(), Exact():
+        with sizes_in_builtins.kept(conversions.callers.values(), _whole), _rounding(), InFloat64():
             again = _traced(module, example)
-        outputs = (run(*(tensor.clone() for tensor in example)) for run in (again, traced))
-        same = all(one.dtype == other.dtype and carrying.agree(one, other) for one, other in zip(*outputs, strict=True))
+        outputs = [run(*(tensor.clone() for tensor in example)) for run in (again, traced)]
+        return again if all(map(carrying.agree, *outputs)) else traced
     except Exception:  # a module may need Python's own functions
         return traced
-    return again if same else traced
+    finally:
+        held.restore()
 
 
 def _traced(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
@@ -155,7 +159,7 @@ class Conversions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.Tensor.__len__ or (func in _NUMBERS and _of_sizes(args[0])):
+        if func is torch.Tensor.__len__ or (func in _NUMBERS and _of_sizes(args[0], fractions=torch.float32)):
             frame = source_lines.frame_here()
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame else ""
             if frame and (sizes_in_builtins.CALLS.search(line) or sizes_in_builtins.ROUNDING.search(line)):
@@ -163,22 +167,27 @@ class Conversions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Exact(TorchFunctionMode):
+class InFloat64(TorchFunctionMode):
     """Computes fractions of sizes in float64, as Python does; torch divides whole numbers in float32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        named = kwargs or {}
         fraction = func in _FRACTIONS or (func in _PRODUCTS and any(isinstance(one, float) for one in args))
-        if fraction and all(isinstance(one, Number) or _of_sizes(one) for one in args):
+        if fraction and not named and all(isinstance(one, Number) or _of_sizes(one) for one in args):
             args = tuple(one.double() if isinstance(one, torch.Tensor) else one for one in args)
-        return func(*args, **(kwargs or {}))
+            if func is torch.Tensor.__rtruediv__:  # torch multiplies by the reciprocal, which rounds twice
+                return torch.true_divide(torch.full((), float(args[1]), dtype=torch.float64), args[0])
+        return func(*args, **named)
 
 
-def _of_sizes(value: Any) -> bool:
-    """Return whether a value is a number that a trace computes from sizes, or a constant."""
+def _of_sizes(value: Any, fractions: torch.dtype = torch.float64) -> bool:
+    """Return whether a value is a number or a flag that a trace computes from sizes, or a constant of these dtypes."""
     tracer: Any = torch._C
-    scalar = isinstance(value, torch.Tensor) and value.dim() == 0
+    scalar = (
+        isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype in (torch.int64, torch.bool, fractions)
+    )
     return scalar and bool(tracer._get_tracing_state()) and not _origins(value)
 
 
@@ -186,7 +195,7 @@ def _whole(value: Any) -> Any:
     """Return `int(value)` as a tensor if it is a number that the trace computes from sizes; else None."""
     if not _of_sizes(value):
         return None
-    return value.trunc().long() if value.is_floating_point() else value
+    return value.trunc().long() if value.is_floating_point() else value.long()
 
 
 def _rounded(size: torch.Tensor, digits: int | None = None) -> torch.Tensor:
@@ -205,8 +214,9 @@ def _rounding() -> Iterator[None]:
 
     def rounding(name: str) -> Callable[[torch.Tensor], Any]:
         def call(number: torch.Tensor) -> Any:
-            kept = _of_sizes(number) and number.is_floating_point()
-            return getattr(number, name)().long() if kept else getattr(math, name)(float(number))
+            if not _of_sizes(number):
+                return getattr(math, name)(float(number))
+            return getattr(number, name)().long() if number.is_floating_point() else number
 
         return call
 
@@ -284,7 +294,7 @@ _VALUES = frozenset((
 ))  # fmt: skip
 
 
-_NUMBERS = frozenset((torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__float__))
+_NUMBERS = frozenset((torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__float__, torch.Tensor.round))
 _FRACTIONS = frozenset((
     torch.Tensor.__truediv__, torch.Tensor.__rtruediv__, torch.Tensor.div, torch.Tensor.true_divide, torch.div,
     torch.true_divide,
@@ -316,7 +326,8 @@ class Branches(TorchFunctionMode):
                 frame = frame.f_back
             file, line = frame.f_code.co_filename, frame.f_lineno
             frames = source_lines.frames_of_model(frame)
-            check = checks_in_code.asked(frames) if frames and frames[0] is frame else None
+            inside = func is not torch.Tensor.__bool__
+            check = checks_in_code.asked(frames, inside) if frames and frames[0] is frame else None
             if func is torch.Tensor.__bool__:
                 (self._checks if check else self._found)[source_lines.shown(file, line)] = None
             if min(origins) < self._states and not check:

@@ -32,6 +32,8 @@ ASSERT, RAISES, WARNS = "an assert", "a check that raises", "a check that warns"
         ("if bool(x) is False: raise E", RAISES, None),
         ("if bool(x) != bool(y): raise E", RAISES, None),
         ("if x.any() == True: raise E", RAISES, None),
+        ("assert x.max() not in (1, 2)", ASSERT, None),
+        ("assert (x, y) != (1, 2)", ASSERT, None),
         ("if x: raise E", RAISES, False),
         ("if not x:\n    text = f'{x}'\n    raise E(text)", RAISES, True),
         ("if x:\n    y = 1\nelse:\n    raise E", RAISES, True),
@@ -62,6 +64,10 @@ RAISES_LATER = "if x:\n    y = 1\n    raise E if y else F\n    y = 2"
         "if x: f()",
         "if x: self.error(x)",
         "if x: print(stack.pop())",
+        "if x: print(y := 2)",
+        "if x: raise StopIteration",
+        "if x: raise IndexError(y)",
+        "if x: raise",
     ],
 )
 def test_what_is_not_a_check(tmp_path: Path, code: str) -> None:
@@ -114,6 +120,8 @@ class Asked:
         ("try:\n    assert x\nfinally:\n    y = 1", [True]),
         ("def check():\n    assert x\ntry:\n    check()\nexcept AssertionError:\n    y = 1", ["no check"]),
         ("with contextlib.suppress(ValueError):\n    assert x", ["no check"]),
+        ("with contextlib.nullcontext():\n    assert x", [True]),
+        ("try:\n    assert x\nfinally:\n    return", ["no check"]),
     ],
 )
 def test_the_check_that_asks(tmp_path: Path, code: str, expected: list[Any]) -> None:

@@ -25,8 +25,12 @@ def test_every_module_gets_the_other_function_and_its_own_back(monkeypatch: pyte
         assert vars(module)["renamed"] is other
         assert usual() == 2
         vars(module)["since"] = 3
+        loaded = ModuleType("loaded_meanwhile")
+        vars(loaded)["usual"] = usual
+        monkeypatch.setitem(sys.modules, "loaded_meanwhile", loaded)
     assert vars(module)["renamed"] is usual
     assert vars(module)["since"] == 3
+    assert vars(loaded)["usual"] is usual
     assert usual() == 1
 
 

@@ -246,6 +246,28 @@ class Padded(torch.nn.Module):
         return x[:, math.floor(x.shape[1] / 2) :] * math.ceil(torch.ones(1).sum())
 
 
+class Parts(torch.nn.Module):
+    """Divides by a size, adds flags of sizes, and rounds where float32 differs from float64."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        flags = int(n > 8) + int(n > 20)
+        return x.new_ones(2) * int(49 / len(x)) + flags * 100 + round(n * 0.13) * 1000
+
+
+class Cached(torch.nn.Module):
+    """Keeps the positions that it made for an earlier call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.positions is None or self.positions.shape[0] < x.shape[0]:
+            self.positions = torch.arange(x.shape[0], dtype=torch.float32)
+        return x * self.positions[: len(x), None]
+
+
 class Typed(torch.nn.Module):
     """Needs the type `int` itself."""
 
@@ -263,8 +285,10 @@ def flat(model: torch.nn.Module, x: torch.Tensor) -> FlatModule:
         (Windows(), ((2, 14, 21), (5, 7, 49))),
         (Share(), ((10, 1), (100, 1), (103, 1))),
         (Padded(), ((2, 13), (3, 16), (3, 30))),
+        (Parts(), ((7, 1), (49, 1), (12, 1), (30, 1), (1750, 1))),
+        (Cached(), ((4, 1), (3, 1))),
     ],
-    ids=["windows", "share", "padded"],
+    ids=["windows", "share", "padded", "parts", "cached"],
 )
 def test_int_and_len_keep_sizes(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...]) -> None:
     example = torch.randn(shapes[0])

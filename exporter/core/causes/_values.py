@@ -37,7 +37,7 @@ CAUSES = (
         "check-on-values",
         (),
         "The code has {what} on the values of tensors, which a graph cannot express",
-        "remove it, check the inputs before the call, or split it into checks of one condition each",
+        "remove it, check the inputs before the call, or write checks of one condition each, outside of a try",
         repairable=True,
     ),
     Cause(

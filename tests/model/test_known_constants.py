@@ -1,0 +1,97 @@
+"""Code that needs the values of constants."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.errors import ExportError
+from exporter.core.size_range import Range
+from exporter.model import capture, flattening
+
+PROMISE = Contract("m", (TensorSpec("x", "float32", ("batch", 4)),), (), {"batch": Range(1, 8)})
+
+
+class Reads(nn.Module):
+    """Reads flags, numbers and thresholds from buffers, and computes some from them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("started", torch.tensor(True))
+        self.register_buffer("flags", torch.tensor([True, False, True]))
+        self.register_buffer("steps", torch.tensor(3))
+        self.weight = nn.Parameter(torch.tensor([[0.5, 0.1], [0.2, 0.9]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if self.started else x * 3
+        for at, flag in enumerate(self.flags):
+            if flag:
+                x = x + at
+        x = x * int(self.steps + 1) + self.steps.item()
+        scaled = self.weight / self.weight.sum()
+        for row in range(2):
+            for column in range(2):
+                if scaled[row, column] > 0.2:
+                    x = x + scaled[row, column]
+        times = torch.linspace(1, 0, 3)
+        return x + 1 if times[0] > times[-1] else x
+
+
+class Writes(nn.Module):
+    """Writes to a constant before reading it: its value then depends on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("limits", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        limits = self.limits.clone()
+        first = limits[0]
+        limits[0] = x.sum()
+        return x * 2 if first > 0 else x
+
+
+class Draws(nn.Module):
+    """Branches on a random number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.rand_like(self.one) > 0.5 else x
+
+
+class Values(nn.Module):
+    """Branches on its input, mixed with a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("limit", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > self.limit else x
+
+
+def flat(model: nn.Module) -> flattening.FlatModule:
+    return flattening.FlatModule(model, flattening.flatten_inputs(model, {"x": torch.ones(3, 4)})).eval()
+
+
+@pytest.mark.parametrize(("started", "flag"), [(True, False), (False, True)])
+def test_constants_choose_what_is_computed(started: bool, flag: bool) -> None:
+    model = Reads()
+    model.started.fill_(started)
+    model.flags[1] = flag
+    program = capture.capture(flat(model), (torch.ones(3, 4),), PROMISE).program
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(program.module()(x)[0], model(x), rtol=0, atol=0)
+    assert model.started.item() is started
+    assert not [node for node in program.graph.nodes if "aten.item" in str(node.target)]
+
+
+@pytest.mark.parametrize("model", [Writes(), Draws(), Values()])
+def test_other_values_are_rejected(model: nn.Module) -> None:
+    with pytest.raises(ExportError, match="data-dependent"):
+        capture.capture(flat(model), (torch.ones(3, 4),), PROMISE)
