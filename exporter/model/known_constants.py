@@ -6,6 +6,8 @@ artifact, so the capture follows the side that eager takes. State is no constant
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,21 +44,28 @@ class KnownConstants(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
+        name = getattr(func, "__name__", "")
         self._begin()
         leaves = pytree.tree_leaves((args, named))
         tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-        if getattr(func, "__name__", "") in _READS and tensors[0] in self._values:
+        if name in _READS and tensors[0] in self._values:
             self.read = True
             return _apart(func, self._values[tensors[0]])
-        if _writes(func, named):
-            self._forget(tensors)
-            return func(*args, **named)
-        known = all(one in self._values for one in tensors) if tensors else func in _FACTORIES
-        sizes = any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in leaves)
+        known = all(map(self._is_known, tensors)) if tensors else func in _FACTORIES
+        known = known and not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in leaves)
+        known = known and not any(word in name for word in _RANDOM)
         result = func(*args, **named)
-        if known and not sizes and not any(word in getattr(func, "__name__", "") for word in _RANDOM):
-            self._follow(result, func, args, named)
+        if _writes(name, named):
+            self._write(tensors, functools.partial(self._evaluate, func, args, named) if known else None)
+        elif known:
+            self._follow(result, functools.partial(self._evaluate, func, args, named))
         return result
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._values or not isinstance(tensor, FakeTensor)
+
+    def _value(self, tensor: torch.Tensor) -> Any:
+        return self._values.get(tensor, tensor)
 
     def _begin(self) -> None:
         """Note the fake tensors that torch.export has put in place of the weights, once it has."""
@@ -66,23 +75,32 @@ class KnownConstants(TorchFunctionMode):
                 if name in self._weights:
                     self._values[fake] = self._weights[name]
 
-    def _follow(self, result: Any, func: Callable[..., Any], args: Any, named: Any) -> None:
+    def _evaluate(self, func: Callable[..., Any], args: Any, named: Any) -> Any:
+        """Call a function on the values of its arguments."""
+        args, named = pytree.tree_map_only(torch.Tensor, self._value, (args, named))
+        return _apart(func, *args, **named)
+
+    def _follow(self, result: Any, evaluate: Callable[[], Any]) -> None:
         """Note the values of a result, if it consists of fake tensors and its values can be computed."""
         made = pytree.tree_leaves(result)
         if not any(isinstance(one, FakeTensor) and one.numel() <= LARGEST for one in made):
             return
-        args, named = pytree.tree_map_only(torch.Tensor, self._values.__getitem__, (args, named))
         try:
-            values = pytree.tree_leaves(_apart(func, *args, **named))
+            values = pytree.tree_leaves(evaluate())
         except Exception:  # a kernel may lack what the fake one has
             return
         for fake, value in zip(made, values, strict=True):
             if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor) and value.shape == fake.shape:
                 self._values[fake] = value
 
-    def _forget(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Forget the values of tensors that are written to, and of all that share their memory."""
+    def _write(self, tensors: Sequence[torch.Tensor], evaluate: Callable[[], Any] | None) -> None:
+        """Write to the values too, or forget them and all that share their memory. Weights are not written to."""
         written = {_memory(self._values[one]) for one in tensors if one in self._values}
+        own = {_memory(one) for one in self._weights.values()}
+        if evaluate and not written & own and all(one in self._values for one in tensors):
+            with contextlib.suppress(Exception):  # the fake tensor has accepted it
+                evaluate()
+                return
         for fake in [one for one, value in self._values.items() if _memory(value) in written]:
             del self._values[fake]
 
@@ -98,9 +116,8 @@ def _apart(func: Callable[..., Any], *args: Any, **named: Any) -> Any:
         return func(*args, **named)
 
 
-def _writes(func: Callable[..., Any], named: dict[str, Any]) -> bool:
+def _writes(name: str, named: dict[str, Any]) -> bool:
     """Return whether a function writes to a tensor: `add_`, `__iadd__`, `__setitem__`, or one with `out`."""
-    name = getattr(func, "__name__", "")
     if name.startswith("__"):
         written = name in ("__set__", "__setitem__") or (name.startswith("__i") and name not in _UNCHANGING)
     else:

@@ -22,6 +22,7 @@ class Reads(nn.Module):
         self.register_buffer("started", torch.tensor(True))
         self.register_buffer("flags", torch.tensor([True, False, True]))
         self.register_buffer("steps", torch.tensor(3))
+        self.plain = torch.tensor([True, False])
         self.weight = nn.Parameter(torch.tensor([[0.5, 0.1], [0.2, 0.9]]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -35,6 +36,12 @@ class Reads(nn.Module):
             for column in range(2):
                 if scaled[row, column] > 0.2:
                     x = x + scaled[row, column]
+        for at, flag in enumerate(self.plain):
+            x = x * 2 if flag else x + at
+        grid = torch.ones(2, 2) * self.weight
+        row = grid[1]
+        grid[1, 0] = 0.75
+        x = x - 1 if row[0] > 0.5 else x
         times = torch.linspace(1, 0, 3)
         return x + 1 if times[0] > times[-1] else x
 
@@ -48,6 +55,16 @@ class Writes(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         limits = self.limits.clone()
+        first = limits[0]
+        limits[0] = x.sum()
+        return x * 2 if first > 0 else x
+
+
+class Overwrites(nn.Module):
+    """Writes its input to a part of a constant, and reads it through a view."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        limits = torch.zeros(2)
         first = limits[0]
         limits[0] = x.sum()
         return x * 2 if first > 0 else x
@@ -91,7 +108,7 @@ def test_constants_choose_what_is_computed(started: bool, flag: bool) -> None:
     assert not [node for node in program.graph.nodes if "aten.item" in str(node.target)]
 
 
-@pytest.mark.parametrize("model", [Writes(), Draws(), Values()])
+@pytest.mark.parametrize("model", [Writes(), Overwrites(), Draws(), Values()])
 def test_other_values_are_rejected(model: nn.Module) -> None:
     with pytest.raises(ExportError, match="data-dependent"):
         capture.capture(flat(model), (torch.ones(3, 4),), PROMISE)
