@@ -1,7 +1,7 @@
 """Values of constants while torch.export captures a model: of its weights, and of what it computes from them alone.
 
 `if self.started:` and `for flag in self.flags:` read a buffer, whose value torch.export hides. It never changes in an
-artifact, so the capture follows the side that eager takes. State is no constant: the captured module takes it as input.
+artifact, so the capture follows the side that eager takes. State is no constant, and must be no part of the module.
 """
 
 from __future__ import annotations

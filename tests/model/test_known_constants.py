@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.contract_records import Contract, KeptState, StateTensor, TensorSpec
 from exporter.core.errors import ExportError
 from exporter.core.size_range import Range
 from exporter.model import capture, flattening
+from exporter.model.state import carrying
 
 PROMISE = Contract("m", (TensorSpec("x", "float32", ("batch", 4)),), (), {"batch": Range(1, 8)})
 
@@ -112,3 +113,26 @@ def test_constants_choose_what_is_computed(started: bool, flag: bool) -> None:
 def test_other_values_are_rejected(model: nn.Module) -> None:
     with pytest.raises(ExportError, match="data-dependent"):
         capture.capture(flat(model), (torch.ones(3, 4),), PROMISE)
+
+
+class Counting(nn.Module):
+    """Counts its calls, and changes what it computes after some of them if a flag is set."""
+
+    def __init__(self, gated: bool) -> None:
+        super().__init__()
+        self.register_buffer("gated", torch.tensor(gated))
+
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        count = count + 1
+        return x * 2 if self.gated and count > 20 else x + 0, count
+
+
+def test_state_is_no_constant() -> None:
+    spec = TensorSpec("x", "float32", (3, 4))
+    kept = KeptState("inside", (StateTensor("count", "float32", (1,), 0.0),))
+    promise = Contract("counting", (spec,), (spec,), {}, state=kept)
+    x = torch.ones(3, 4)
+    with pytest.raises(ExportError, match="data-dependent"):
+        capture.capture(carrying.module(Counting(True), promise, "cpu"), (x,), promise)
+    program = capture.capture(carrying.module(Counting(False), promise, "cpu"), (x,), promise).program
+    assert torch.equal(program.module()(x)[0], x)
