@@ -38,6 +38,7 @@ RULE = (
         "__init__",
         "_version",
         "core/__init__",
+        "core/checks_in_code",
         "core/contract_records",
         "core/environment",
         "core/errors",
