@@ -38,7 +38,6 @@ class KnownConstants(TorchFunctionMode):
         self._weights = {name: one.detach() for name, one in _weights(module) if one.numel() <= LARGEST}
         self._values: Any = WeakIdKeyDictionary()  # the value of each fake tensor that is a constant
         self._begun = False
-        self.read = False  # whether Python needed a value
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -49,7 +48,6 @@ class KnownConstants(TorchFunctionMode):
         leaves = pytree.tree_leaves((args, named))
         tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
         if name in _READS and tensors[0] in self._values:
-            self.read = True
             return _apart(func, self._values[tensors[0]])
         known = all(map(self._is_known, tensors)) if tensors else func in _FACTORIES
         known = known and not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in leaves)
@@ -62,7 +60,7 @@ class KnownConstants(TorchFunctionMode):
         return result
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return tensor in self._values or not isinstance(tensor, FakeTensor)
+        return tensor in self._values or type(tensor) in (torch.Tensor, torch.nn.Parameter)  # an attribute
 
     def _value(self, tensor: torch.Tensor) -> Any:
         return self._values.get(tensor, tensor)

@@ -1,7 +1,7 @@
-"""Python's int, len and range as functions that keep a size of the input symbolic while torch.export captures a model.
+"""Python's int, len and range as functions that keep a size of the input while a model is captured or traced.
 
 `len(x)`, `int(size / window)` and `range(0, length, length)` fix the size, because Python itself requires a number
-there. Their names are replaced in the modules whose lines fixed a size.
+there. Their names are replaced in the modules whose lines fixed a size; `type(n) is int` is false in them meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from exporter.model import holders
 
 CALLS = re.compile(r"(?<![.\w])(?:int|len|range)\(|\bmap\(int\b")
 ROUNDING = re.compile(r"\b(?:ceil|floor|is_integer|round|trunc)\(")  # these keep symbolic numbers, but no tensors
-
 
 Convert = Callable[[Any], Any]  # returns a size for a number that depends on sizes; None for other values
 
