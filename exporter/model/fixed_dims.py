@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import logging
 import math
 import operator
@@ -105,10 +104,9 @@ class Specializations(logging.Handler):
         frame = source_lines.frame_here(self.within)
         if frame is None:
             return ""
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        if fixed and sizes_in_builtins.CALLS.search(linecache.getline(file, line)):
-            self.callers[id(frame.f_globals)] = frame.f_globals
-        return source_lines.shown(file, line)
+        if fixed:
+            sizes_in_builtins.note(self.callers, frame, sizes_in_builtins.CALLS)
+        return source_lines.shown(frame.f_code.co_filename, frame.f_lineno)
 
     def symbols(self, contract: Contract) -> set[str]:
         """Return the contract's symbols that were fixed."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import linecache
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -22,7 +24,15 @@ from exporter.model import holders
 CALLS = re.compile(r"(?<![.\w])(?:int|len|range)\(|\bmap\(int\b")
 ROUNDING = re.compile(r"\b(?:ceil|floor|is_integer|round|trunc)\(")  # these keep symbolic numbers, but no tensors
 
+Callers = dict[int, holders.Names]  # modules, by the identity of their names
 Convert = Callable[[Any], Any]  # returns a size for a number that depends on sizes; None for other values
+
+
+def note(callers: Callers, frame: FrameType, *calls: re.Pattern[str]) -> None:
+    """Note the module of a frame whose line fixed a size, if the line has one of these calls."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    if any(call.search(line) for call in calls):
+        callers[id(frame.f_globals)] = frame.f_globals
 
 
 def symbolic(value: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
 import math
 import sys
 import warnings
@@ -159,11 +158,9 @@ class Conversions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.Tensor.__len__ or (func in _NUMBERS and _of_sizes(args[0], fractions=torch.float32)):
-            frame = source_lines.frame_here()
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame else ""
-            if frame and (sizes_in_builtins.CALLS.search(line) or sizes_in_builtins.ROUNDING.search(line)):
-                self.callers[id(frame.f_globals)] = frame.f_globals
+        converts = func is torch.Tensor.__len__ or (func in _NUMBERS and _of_sizes(args[0], fractions=torch.float32))
+        if converts and (frame := source_lines.frame_here()):
+            sizes_in_builtins.note(self.callers, frame, sizes_in_builtins.CALLS, sizes_in_builtins.ROUNDING)
         return func(*args, **(kwargs or {}))
 
 
