@@ -1,7 +1,8 @@
-"""Python's int, len and range as functions that keep a size of the input while a model is captured or traced.
+"""Python's float, int, len and range as functions that keep a size of the input while a model is captured or traced.
 
 `len(x)`, `int(size / window)` and `range(0, length, length)` fix the size, because Python itself requires a number
 there. Their names are replaced in the modules whose lines fixed a size; `type(n) is int` is false in them meanwhile.
+`x.shape.numel()` fixes it too, so the shapes that these modules read count their elements themselves.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import contextlib
 import linecache
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -21,7 +24,8 @@ from torch.utils._sympy import functions
 
 from exporter.model import holders
 
-CALLS = re.compile(r"(?<![.\w])(?:int|len|range)\(|\bmap\(int\b")
+CALLS = re.compile(r"(?<![.\w])(?:float|int|len|range)\(|\bmap\((?:float|int)\b|\.numel\(\)")
+EXTREMES = re.compile(r"(?<![.\w])(?:max|min)\(")  # torch.export replaces them itself
 ROUNDING = re.compile(r"\b(?:ceil|floor|is_integer|round|trunc)\(")  # these keep symbolic numbers, but no tensors
 
 Callers = dict[int, holders.Names]  # modules, by the identity of their names
@@ -42,41 +46,87 @@ def symbolic(value: Any) -> Any:
     return truncated(value) if isinstance(value, torch.SymFloat) else None
 
 
+def fraction(value: Any) -> Any:
+    """Return `float(value)` as a symbolic number if it is one of torch.export's."""
+    return torch.sym_float(value) if isinstance(value, torch.SymInt | torch.SymFloat) else None
+
+
 @contextlib.contextmanager
-def kept(modules: Iterable[holders.Names], convert: Convert = symbolic) -> Iterator[None]:
-    """Replace the functions in these modules within this context, except where a module defines the name itself."""
-    replaced = {"int": integers(convert), "len": length, "range": counted}
+def kept(
+    modules: Iterable[holders.Names], whole: Convert = symbolic, fractional: Convert = fraction, **others: Any
+) -> Iterator[None]:
+    """Replace the functions in these modules within this context, except where a module defines the name itself.
+
+    `whole` and `fractional` return what `int` and `float` return for a size; `others` are further functions by name.
+    """
+    modules = list(modules)
+    converting = {"float": numbers(float, fractional), "int": numbers(int, whole)}
+    replaced = {**converting, "len": length, "range": counted, **others}
     with contextlib.ExitStack() as stack:
         for names in modules:
             own = {n: one for n, one in replaced.items() if n not in names or names[n] is getattr(builtins, n)}
             stack.enter_context(holders.named(names, own))
+        if modules:
+            stack.enter_context(_counting({id(names) for names in modules}))
         yield
 
 
-def integers(convert: Convert) -> type:
-    """Return a type like `int`, of which numbers and sizes are instances, but which keeps what `convert` returns."""
+def numbers(kind: type, convert: Convert) -> type:
+    """Return a type like int or float, of which sizes are instances too, but which keeps what `convert` returns."""
 
     class Type(type):
         def __call__(cls, value: Any = 0, *args: Any, **kwargs: Any) -> Any:
             size = convert(value)
-            return int(value, *args, **kwargs) if size is None else size
+            return kind(value, *args, **kwargs) if size is None else size
 
         def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, int) or (not isinstance(value, torch.SymFloat) and convert(value) is value)
+            convertible = kind is float or not isinstance(value, torch.SymFloat)
+            return isinstance(value, kind) or (convertible and convert(value) is value)
 
         def __subclasscheck__(cls, other: type) -> bool:
-            return issubclass(other, int)
+            return issubclass(other, kind)
 
         def __eq__(cls, other: object) -> bool:
-            return other is int or other is cls
+            return other is kind or other is cls
 
         def __hash__(cls) -> int:
-            return hash(int)
+            return hash(kind)
 
-    class Int(metaclass=Type):
-        from_bytes = int.from_bytes
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(kind, name)
 
-    return Int
+    return Type(kind.__name__, (), {})
+
+
+class Sizes(tuple[Any, ...]):
+    """A shape that counts the elements of its tensor without fixing sizes, which torch.Size cannot."""
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        """Return the number of elements."""
+        return math.prod(self)
+
+
+@contextlib.contextmanager
+def _counting(modules: set[int]) -> Iterator[None]:
+    """Let the shapes that these modules read count elements."""
+    shape, size = torch.Tensor.shape, torch.Tensor.size
+
+    def read(tensor: torch.Tensor) -> Any:
+        found: Any = shape.__get__(tensor)  # type: ignore[attr-defined]
+        return Sizes(found) if id(sys._getframe(1).f_globals) in modules else found
+
+    def sizes(tensor: torch.Tensor, dim: Any = None) -> Any:
+        if dim is not None:
+            return size(tensor, dim)
+        return Sizes(size(tensor)) if id(sys._getframe(1).f_globals) in modules else size(tensor)
+
+    with (
+        mock.patch.object(torch.Tensor, "shape", property(read)),
+        mock.patch.object(torch.Tensor, "size", sizes),
+    ):
+        yield
 
 
 def length(value: Any) -> Any:

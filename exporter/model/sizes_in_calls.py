@@ -1,20 +1,21 @@
 """Functions that torch.export accepts only with constant sizes, as functions that accept a size of the input.
 
 `torch.linspace(0, 1, x.shape[1])` and `avg_pool2d(x, x.shape[2:])` fix the size, because the operators take no symbolic
-number there.
+number there. So do `torch.as_tensor(x.shape[1] / 2)`, `math.sqrt` and numpy's functions, some of them silently.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch._decomp import decompositions
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from exporter.model import inverse_stft
 
@@ -28,12 +29,26 @@ POOLS: dict[str, Any] = {"avg": torch.mean, "max": torch.amax}
 def traced() -> Iterator[None]:
     """Replace the functions within this context, and torch.istft; with constant sizes they do what they always do."""
     made: list[tuple[Any, str, Function, int, str]] = [  # the position and name of the argument
+        (torch, "as_tensor", torch.tensor, 0, "data"),
+        (torch, "asarray", as_array, 0, "obj"),
         (torch, "linspace", linspace, 2, "steps"),
+        (torch, "logspace", logspace, 2, "steps"),
+        (torch.fft, "fftfreq", fftfreq, 0, "n"),
+        (torch.fft, "rfftfreq", rfftfreq, 0, "n"),
+        *((torch, f"{name}_window", window(name), 0, "window_length") for name in WINDOWS),
         (torch, "affine_grid_generator", decompositions.affine_grid_generator, 1, "size"),
         (torch.Tensor, "new_tensor", new_tensor, 1, "data"),
         (functional, "one_hot", one_hot, 1, "num_classes"),
+        (math, "sqrt", square_root, 0, "x"),
+        (np, "sqrt", square_root, 0, "x"),
+        (np, "ceil", math.ceil, 0, "x"),  # a whole number, where numpy has a float
+        (np, "floor", math.floor, 0, "x"),
+        (np, "prod", math.prod, 0, "a"),
     ]
     with inverse_stft.traced(), contextlib.ExitStack() as stack:
+        for number in (torch.SymInt, torch.SymFloat):
+            stack.enter_context(mock.patch.object(number, "__divmod__", _divided, create=True))
+            stack.enter_context(mock.patch.object(number, "__rdivmod__", lambda n, m: _divided(m, n), create=True))
         for owner, name, other, place, argument in made:
             either = _either(getattr(owner, name), other, place, argument)
             stack.enter_context(mock.patch.object(owner, name, either))
@@ -74,7 +89,62 @@ def _by_tensor(usual: Function, name: str) -> Function:
 
 
 def _is_symbolic(argument: Any) -> bool:
-    return any(isinstance(one, torch.SymInt) for one in pytree.tree_leaves(argument))
+    if isinstance(argument, torch.SymInt | torch.SymFloat):
+        return True
+    return isinstance(argument, Sequence) and any(map(_is_symbolic, argument))
+
+
+def _divided(number: Any, divisor: Any) -> tuple[Any, Any]:
+    return number // divisor, number % divisor
+
+
+def square_root(size: Any) -> Any:
+    """Return the square root of a size."""
+    return size**0.5
+
+
+def as_array(obj: Any, *, copy: bool | None = None, **options: Any) -> torch.Tensor:
+    """Return what torch.asarray returns for numbers, which it always copies."""
+    return torch.tensor(obj, **options)
+
+
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Any) -> torch.Tensor:
+    """Return what torch.logspace returns."""
+    dtype = options.pop("dtype", None) or torch.get_default_dtype()
+    exponents = linspace(start, end, steps, dtype=dtype if dtype.is_floating_point else torch.float64, **options)
+    return torch.pow(base, exponents).to(dtype)
+
+
+def fftfreq(n: int, d: float = 1.0, **options: Any) -> torch.Tensor:
+    """Return what torch.fft.fftfreq returns."""
+    place = torch.arange(n, **{"dtype": torch.get_default_dtype(), **options})
+    return torch.where(2 * place < n, place, place - n) * (1 / (n * d))
+
+
+def rfftfreq(n: int, d: float = 1.0, **options: Any) -> torch.Tensor:
+    """Return what torch.fft.rfftfreq returns."""
+    return torch.arange(n // 2 + 1, **{"dtype": torch.get_default_dtype(), **options}) * (1 / (n * d))
+
+
+def window(name: str) -> Function:
+    """Return a function that does what `torch.hann_window` does, for the window of this name."""
+
+    def make(window_length: int, periodic: bool = True, **options: Any) -> torch.Tensor:
+        intervals: Any = window_length if periodic else torch.sym_max(window_length - 1, 1)
+        place = torch.arange(window_length, **{"dtype": torch.get_default_dtype(), **options}) / intervals
+        made: torch.Tensor = WINDOWS[name](place + torch.sym_max(2 - window_length, 0) / 2)  # [1.0] for a length of 1
+        return made
+
+    return make
+
+
+# The windows as functions of the place, from 0 to 1.
+WINDOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "bartlett": lambda place: 1 - (2 * place - 1).abs(),
+    "blackman": lambda place: 0.42 - 0.5 * torch.cos(2 * torch.pi * place) + 0.08 * torch.cos(4 * torch.pi * place),
+    "hamming": lambda place: 0.54 - 0.46 * torch.cos(2 * torch.pi * place),
+    "hann": lambda place: 0.5 - 0.5 * torch.cos(2 * torch.pi * place),
+}
 
 
 def linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
@@ -82,7 +152,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = No
     dtype = dtype or torch.get_default_dtype()
     place = torch.arange(steps, dtype=dtype if dtype.is_floating_point else torch.float64, **options)
     last = torch.sym_max(steps - 1, 1)
-    step = (end - start) / last
+    step: Any = (end - start) / last
     return torch.where(2 * place < steps, start + step * place, end - step * (last - place)).to(dtype)
 
 

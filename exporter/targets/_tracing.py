@@ -66,7 +66,12 @@ _LOGICAL: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
 _POOLS = {name.format(n): n for name in ("max_pool{}d", "max_pool{}d_with_indices", "avg_pool{}d") for n in (1, 2, 3)}
 _WINDOW = frozenset(("kernel_size", "stride", "padding"))
 # Functions that make a tensor of numbers, with the position of the numbers.
-_COPIES: Mapping[Callable[..., Any], int] = {torch.tensor: 0, torch.as_tensor: 0, torch.Tensor.new_tensor: 1}
+_COPIES: Mapping[Callable[..., Any], int] = {
+    torch.tensor: 0,
+    torch.as_tensor: 0,
+    torch.asarray: 0,
+    torch.Tensor.new_tensor: 1,
+}
 _ROLLS = frozenset((torch.roll, torch.Tensor.roll))
 _LIMITS = frozenset((
     torch.clamp, torch.clamp_, torch.clip, torch.clip_, torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clip,
@@ -103,6 +108,9 @@ class Traceable(TorchFunctionMode):
             if _has_tensor(data) and all(isinstance(one, (torch.Tensor, Number)) for one in _flat(data)):
                 with warnings.catch_warnings(action="ignore"):
                     constant = func(*args, **named)
+                given = len(args) > at + 1 or named.get("dtype") or func is torch.Tensor.new_tensor
+                if constant.dtype is torch.float64 and not given and all(map(_of_sizes, _tensors(data))):
+                    constant = constant.to(torch.get_default_dtype())  # as of Python's floats
                 return _stacked(constant, data)
         elif func in _ROLLS:
             args = tuple((one,) if _is_size(one) and at == 1 else one for at, one in enumerate(args))
@@ -121,7 +129,7 @@ class Traceable(TorchFunctionMode):
 def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
     """Run torch.jit.trace within `traceable`. Raises an exception if the code computes gradients.
 
-    If int, len or functions of the module math fix sizes, the model is traced again so that they keep them.
+    If functions of Python such as int, len and min fix sizes, the model is traced again so that they keep them.
     """
     held = Snapshot(module)  # a module may cache what it computed in a trace
     with Conversions() as conversions:
@@ -130,7 +138,9 @@ def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
         return traced
     held.restore()
     try:
-        with sizes_in_builtins.kept(conversions.callers.values(), _whole), _rounding(), InFloat64():
+        extremes = {"max": _extreme(max, torch.maximum), "min": _extreme(min, torch.minimum)}
+        kept = sizes_in_builtins.kept(conversions.callers.values(), _whole, _fraction, **extremes)
+        with kept, _rounding(), InFloat64():
             again = _traced(module, example)
         outputs = [run(*(tensor.clone() for tensor in example)) for run in (again, traced)]
         return again if all(map(carrying.agree, *outputs)) else traced
@@ -161,6 +171,8 @@ class Conversions(TorchFunctionMode):
         converts = func is torch.Tensor.__len__ or (func in _NUMBERS and _of_sizes(args[0], fractions=torch.float32))
         if converts and (frame := source_lines.frame_here()):
             sizes_in_builtins.note(self.callers, frame, sizes_in_builtins.CALLS, sizes_in_builtins.ROUNDING)
+        if func is torch.Tensor.__bool__ and _of_sizes(args[0]) and (frame := source_lines.frame_here()):
+            sizes_in_builtins.note(self.callers, frame, sizes_in_builtins.EXTREMES)
         return func(*args, **(kwargs or {}))
 
 
@@ -193,6 +205,31 @@ def _whole(value: Any) -> Any:
     if not _of_sizes(value):
         return None
     return value.trunc().long() if value.is_floating_point() else value.long()
+
+
+def _fraction(value: Any) -> Any:
+    """Return `float(value)` as a tensor if it is a number that the trace computes from sizes; else None."""
+    return value.double() if _of_sizes(value) else None
+
+
+def _extreme(usual: Callable[..., Any], of_tensors: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return `min` or `max` as a function that returns a tensor if it gets numbers that the trace computes from sizes.
+
+    Otherwise the trace keeps the one that is the smallest or largest in the example.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        sized = [isinstance(one, torch.Tensor) and _of_sizes(one) for one in values]
+        if (
+            kwargs
+            or not any(sized)
+            or not all(s or isinstance(one, Number) for s, one in zip(sized, values, strict=True))
+        ):
+            return usual(*args, **kwargs)
+        return functools.reduce(of_tensors, map(torch.as_tensor, values))
+
+    return call
 
 
 def _rounded(size: torch.Tensor, digits: int | None = None) -> torch.Tensor:
@@ -229,6 +266,8 @@ def _as_numbers() -> Iterator[None]:
     with (
         mock.patch.object(torch.Tensor, "__round__", _rounded, create=True),
         mock.patch.object(torch.Tensor, "is_integer", _is_integer, create=True),
+        mock.patch.object(torch.Tensor, "__divmod__", lambda n, m: (n // m, n % m), create=True),
+        mock.patch.object(torch.Tensor, "__rdivmod__", lambda m, n: (n // m, n % m), create=True),
     ):
         yield
 
@@ -410,6 +449,10 @@ def _flat(data: Any) -> Iterator[Any]:
         return
     for one in data:
         yield from _flat(one)
+
+
+def _tensors(data: Any) -> Iterator[torch.Tensor]:
+    return (one for one in _flat(data) if isinstance(one, torch.Tensor))
 
 
 def _stacked(constant: torch.Tensor, data: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Sizes of inputs in Python's int, len and range."""
+"""Sizes of inputs in Python's float, int, len and range, and in torch.Size."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ class Once(nn.Module):
         return torch.cat([x[start : start + length] for start in range(0, length, length)])
 
 
+class Centre(nn.Module):
+    """Subtracts the middle of the rows, as a rotation about the centre of an image does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = float(x.shape[0] - 1) / 2
+        return x - torch.tensor([middle if isinstance(middle, float) else 0.0], dtype=x.dtype)
+
+
+class Elements(nn.Module):
+    """Counts elements by its input's shape, in both ways of reading it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = x.shape
+        if x.shape.numel() == 0 or shape[1:].count(7):
+            raise ValueError("nothing to scale")
+        flat = x.reshape(x.size().numel())
+        return flat.reshape(shape[:1] + x.shape[1:]) / x.size(0)
+
+
 class Windows(nn.Module):
     """Splits images into windows and joins them, as Swin transformers do."""
 
@@ -62,7 +81,7 @@ def captured(model: nn.Module, example: torch.Tensor, **ranges: Range) -> captur
     return capture.capture(flat, (example,), Contract("model", (TensorSpec("x", "float32", shape),), (), ranges))
 
 
-@pytest.mark.parametrize("model", [Length(), Integers(), Half(), Once()])
+@pytest.mark.parametrize("model", [Length(), Integers(), Half(), Once(), Centre(), Elements()])
 def test_sizes_stay_symbolic(model: nn.Module) -> None:
     made = captured(model, torch.ones(6, 4), batch=Range(1, 9))
     assert made.fixed == ()
@@ -136,7 +155,7 @@ def test_replaced_names_are_restored() -> None:
 
 
 def test_other_values() -> None:
-    kept: Any = sizes_in_builtins.integers(sizes_in_builtins.symbolic)
+    kept: Any = sizes_in_builtins.numbers(int, sizes_in_builtins.symbolic)
     assert (kept("12"), kept("f", 16), kept(), kept.from_bytes(b"\x01")) == (12, 15, 0, 1)
     assert [isinstance(one, kept) for one in (True, 3, "1", 1.0)] == [True, True, False, False]
     assert [issubclass(bool, kept), kept == int, kept == str] == [True, True, False]  # noqa: E721

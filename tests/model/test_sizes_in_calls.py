@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,18 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: x.take_along_dim(x.argmax(2, keepdim=True), dim=2),
         lambda x: torch.take_along_dim(x, x[:1, :1].argsort(1), 1) + x.take_along_dim(x.argsort(0)).mean(),
         lambda x: torch.take_along_dim(x[:1], (x > 0).long() - 1, dim=1),
+        lambda x: x + torch.as_tensor(x.shape[3]) + torch.as_tensor(x.shape[2] / 3, dtype=x.dtype, device=x.device),
+        lambda x: x * torch.as_tensor([x.shape[2], x.shape[3]]).sum() + torch.as_tensor([x.shape[2] / 3, 0.5])[0],
+        lambda x: x + torch.asarray(x.shape[3]) * torch.asarray([x.shape[2] / 3], dtype=torch.float32, copy=True),
+        lambda x: x / math.sqrt(x.shape[3]) + np.sqrt(x.shape[2] / 2),
+        lambda x: x + np.ceil(x.shape[3] / 3) - np.floor(x.shape[3] / 3) + np.prod(x.shape[2:]),
+        lambda x: x + sum(divmod(x.shape[3], 3)) + divmod(50, x.shape[3])[1] + divmod(x.shape[3] / 2, 3)[0],
+        lambda x: x + torch.fft.fftfreq(x.shape[3]) + torch.fft.fftfreq(x.shape[2], 0.25)[-1],
+        lambda x: x * torch.fft.rfftfreq(x.shape[3] * 2 - 1, d=0.5, dtype=x.dtype, device=x.device),
+        lambda x: x + torch.logspace(-1, 1, x.shape[3]) + torch.logspace(0, 3, steps=x.shape[3], base=2),
+        lambda x: x + torch.bartlett_window(x.shape[3]) * torch.blackman_window(x.shape[3]),
+        lambda x: x + torch.hann_window(x.shape[3], dtype=x.dtype, device=x.device) * torch.hamming_window(x.shape[3]),
+        lambda x: x + torch.hann_window(x.shape[3], periodic=False) * torch.hamming_window(x.shape[3], False),
     ],
 )
 def test_sizes_stay_dynamic(function: Compute) -> None:
@@ -132,3 +146,11 @@ def test_constant_sizes_call_torch() -> None:
         functional.one_hot(x.argmax(3)),
     )
     assert all(map(torch.equal, given, expected))
+
+
+@pytest.mark.parametrize("name", sizes_in_calls.WINDOWS)
+@pytest.mark.parametrize("periodic", [True, False])
+def test_windows_of_every_length(name: str, periodic: bool) -> None:
+    for length in range(1, 9):
+        expected = getattr(torch, f"{name}_window")(length, periodic)
+        torch.testing.assert_close(sizes_in_calls.window(name)(length, periodic), expected, rtol=0, atol=1e-6)

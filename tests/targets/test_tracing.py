@@ -255,6 +255,24 @@ class Parts(torch.nn.Module):
         return x.new_ones(2) * int(49 / len(x)) + flags * 100 + round(n * 0.13) * 1000
 
 
+class Bounded(torch.nn.Module):
+    """Takes the smaller or larger of sizes and numbers, and divides sizes with a remainder."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape
+        part = x[: min(rows, 2 * columns, 8), : max([columns // 2, 3])] * min(1.0, 5 / columns)
+        whole, rest = divmod(rows, 3)
+        return part + whole * 10 + rest + divmod(50, columns)[1] + max(2, 3)
+
+
+class Centre(torch.nn.Module):
+    """Subtracts the middle of its input, as a rotation about the centre of an image does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = torch.tensor([float(x.shape[1] - 1) / 2, float(x.shape[0])])
+        return x[:, :2] - middle - torch.asarray([x.shape[0] / 2, 1.0])
+
+
 class Cached(torch.nn.Module):
     """Keeps the positions that it made for an earlier call."""
 
@@ -286,11 +304,13 @@ def flat(model: torch.nn.Module, x: torch.Tensor) -> FlatModule:
         (Share(), ((10, 1), (100, 1), (103, 1))),
         (Padded(), ((2, 13), (3, 16), (3, 30))),
         (Parts(), ((7, 1), (49, 1), (12, 1), (30, 1), (1750, 1))),
+        (Bounded(), ((4, 4), (9, 3), (12, 20), (3, 1), (7, 30))),
+        (Centre(), ((4, 6), (5, 9), (1, 2))),
         (Cached(), ((4, 1), (3, 1))),
     ],
-    ids=["windows", "share", "padded", "parts", "cached"],
+    ids=["windows", "share", "padded", "parts", "bounded", "centre", "cached"],
 )
-def test_int_and_len_keep_sizes(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_functions_of_python_keep_sizes(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...]) -> None:
     example = torch.randn(shapes[0])
     with torch.no_grad(), warned():
         run = _tracing.trace(flat(model, example), (example,))

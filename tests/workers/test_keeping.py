@@ -46,12 +46,20 @@ def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path)
         prepared("of_two_modes", tmp_path)
 
 
-@pytest.mark.parametrize("recipe", ["table_that_grows", "average_that_nobody_reads", "scratch"])
+@pytest.mark.parametrize("recipe", ["table_that_grows", "average_that_nobody_reads", "scratch", "potential"])
 def test_a_changing_tensor_that_cannot_affect_outputs_is_not_state(recipe: str, tmp_path: Path) -> None:
     loaded, found = prepared(recipe, tmp_path)
     assert found.state is None
     (warning,) = loaded.warnings
     assert re.search(r"rare.py:\d+.*so it is not state", warning)
+
+
+def test_an_object_made_by_the_first_call_is_removed_as_a_whole(tmp_path: Path) -> None:
+    loaded, found = prepared("plan", tmp_path)
+    assert found.state is None
+    example = loaded.inputs(loaded.base, 0)
+    assert torch.equal(loaded.module(*example)[0], loaded.module(*example)[0])
+    assert loaded.module.model.plan is None
 
 
 def test_a_tensor_read_only_for_some_values_is_state(tmp_path: Path) -> None:

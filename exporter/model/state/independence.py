@@ -15,6 +15,13 @@ from exporter.model.state.snapshot import Place
 from exporter.model.state.stateful import State
 from exporter.model.tensors import Tensors
 
+_aten = torch.ops.aten
+# Operators that depend on the shape, dtype and device of their first argument, not on its values.
+_OF_FORMS = (
+    *(_aten._assert_tensor_metadata.default, _aten.empty_like.default, _aten.full_like.default),
+    *(_aten.ones_like.default, _aten.zeros_like.default),
+)
+
 
 def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:
     """Return the places in `state.doubted` that provably influence no output of this or a later call.
@@ -49,15 +56,20 @@ def _origins(nodes: Iterable[object]) -> set[fx.Node]:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += _normalized(node) or node.all_input_nodes
+            waiting += _read(node)
     return found
 
 
-def _normalized(node: fx.Node) -> list[fx.Node]:
-    """Return what an output of a batch normalization in training depends on, which excludes the running statistics."""
+def _read(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes whose values an operator reads.
+
+    An output of a batch normalization in training does not depend on the running statistics.
+    """
+    if node.target in _OF_FORMS:
+        return [one for one in node.all_input_nodes if one is not node.args[0]]
     if node.target is not operator.getitem or node.args[1] not in (0, 1, 2):
-        return []
+        return node.all_input_nodes
     given: Any = node.args[0]
-    if given.target is not torch.ops.aten._native_batch_norm_legit_functional.default or not given.args[5]:
-        return []
+    if given.target is not _aten._native_batch_norm_legit_functional.default or not given.args[5]:
+        return node.all_input_nodes
     return [one for one in given.args[:3] if isinstance(one, fx.Node)]

@@ -34,7 +34,7 @@ _OWN = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_module
 _FOREIGN = re.compile(
     r"(?:torch|numpy|logging|threading|concurrent|tokenizers|functools|transformers\.configuration)\b"
 )
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _KEPT = ("_buffers", "_modules", "_parameters")
 
 
@@ -182,7 +182,7 @@ def leaves(module: torch.nn.Module) -> Iterator[tuple[Place, Any]]:
 
 
 def _leaves(value: Any, path: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
-    if isinstance(value, (*_SCALARS, torch.Tensor)):
+    if isinstance(value, (*SCALARS, torch.Tensor)):
         yield path, value
         return
     if id(value) in seen:
@@ -223,7 +223,7 @@ def _slots(value: Any) -> Iterator[str]:
 
 
 def _is_plain(key: Any) -> bool:
-    return isinstance(key, (*_SCALARS, enum.Enum)) or (isinstance(key, tuple) and all(map(_is_plain, key)))
+    return isinstance(key, (*SCALARS, enum.Enum)) or (isinstance(key, tuple) and all(map(_is_plain, key)))
 
 
 def _is_object(value: Any) -> bool:
@@ -247,7 +247,7 @@ def _script_names(module: torch.jit.ScriptModule) -> list[str]:
 
 def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
     """Return every container and object in a value with its direct content, by id."""
-    if isinstance(value, (*_SCALARS, torch.Tensor)) or id(value) in seen:
+    if isinstance(value, (*SCALARS, torch.Tensor)) or id(value) in seen:
         return seen
     held = list(_held(value))
     if isinstance(value, (list, collections.deque)):
@@ -307,7 +307,7 @@ def take(module: torch.nn.Module, path: Place) -> Any:
 
 def _follow(value: Any, kind: str, key: Any) -> Any:
     if kind == "vars":
-        return vars(value)[key]
+        return value.__dict__[key]  # vars() would raise TypeError
     if kind == "slot":
         return getattr(value, key)
     return value._c.getattr(key) if kind == "script" else _item(value, key)
@@ -329,7 +329,7 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
     elif kind == "slot":
         object.__setattr__(parent, key, new)  # works for frozen dataclasses too
     elif kind == "vars":
-        vars(parent)[key] = new
+        parent.__dict__[key] = new
     else:
         parent[key] = new
 

@@ -127,7 +127,7 @@ class _Kept:
         self.module = module
         self.values: dict[Place, Any] = {}
         for path in paths:
-            outer = _outermost_tuple(module, path)
+            outer = _outermost(module, path)
             with contextlib.suppress(*MISSING):
                 self.values[outer] = snapshot.take(module, outer)
             if outer not in self.values:
@@ -143,12 +143,18 @@ class _Kept:
                     snapshot.put(self.module, path, value)
 
 
-def _outermost_tuple(module: torch.nn.Module, path: Place) -> Place:
-    """Return the path of the outermost tuple around a place, which is replaced as a whole; or the place's own path."""
+def _outermost(module: torch.nn.Module, path: Place) -> Place:
+    """Return the outermost place on a path that does not exist yet or is replaced as a whole; else the path itself.
+
+    Replaced as a whole are a tuple, and a plain value such as None where a call puts an object.
+    """
     for length in range(1, len(path)):
-        with contextlib.suppress(*MISSING):
-            if isinstance(snapshot.take(module, path[:length]), tuple):
-                return path[:length]
+        try:
+            value = snapshot.take(module, path[:length])
+        except MISSING:
+            return path[:length]
+        if isinstance(value, (tuple, *snapshot.SCALARS)):
+            return path[:length]
     return path
 
 
