@@ -240,9 +240,17 @@ def capture(
             if len(last[1].fixed(contract)) < len(found.fixed(contract)) and _agrees(last[0], module, example):
                 program, found, checks = last
     mutation.require_known(program)
+    _begin_slices(program)
     place = functools.partial(found.place, contract)
     bounds = _allowed(program, contract)
     return Captured(program, found.fixed(contract), bounds, found.rules, found.relaxed, place, tuple(checks))
+
+
+def _begin_slices(program: torch.export.ExportedProgram) -> None:
+    """Let slices without a start begin at 0: if the end depends on values, inductor fails for a start of None."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.slice.Tensor and len(node.args) > 3 and node.args[2] is None:
+            node.update_arg(2, 0)
 
 
 def _no_checks() -> contextlib.AbstractContextManager[dict[str, None]]:

@@ -246,6 +246,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
             _onnx_rewriting.without_needless_searches(),
             _onnx_rewriting.without_needless_runs(),
             _onnx_rewriting.with_one_registry(),
+            _onnx_rewriting.with_exact_zeros(),
         ):
             return torch.onnx.export(
                 exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **settings

@@ -54,6 +54,17 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
+@pytest.mark.parametrize(("number", "kept"), [(0.0, 0), (1e-8, 1), (1e-12, 1), (-1e-9, 1)])
+def test_only_the_addition_of_zero_is_removed(number: float, kept: int) -> None:
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        sum (float[2] x) => (float[2] y) <float tiny = {{{number}}}> {{ a = Neg(x) b = Add(a, tiny) y = Exp(b) }}
+    """
+    with _onnx_rewriting.with_exact_zeros():
+        model = onnxscript.optimizer.optimize(onnx.parser.parse_model(text))
+    assert [node.op_type for node in model.graph.node].count("Add") == kept
+
+
 def test_only_nodes_that_can_be_the_first_search_the_graph(searches: Counter[str]) -> None:
     usual = optimized()
     assert searches["Neg"] > 0, "onnxscript no longer searches for each node: remove the workaround"
