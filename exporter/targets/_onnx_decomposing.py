@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from exporter.model import folding, writes
-from exporter.targets import _onnx_rewriting
+from exporter.targets import _onnx_complex, _onnx_rewriting
 
 Table = Mapping[Any, Callable[..., Any]]
 # Composite operators whose result never shares memory with an operand, though their schemas do not say so.
@@ -48,8 +48,12 @@ def _decomposition() -> tuple[Any, str, Any]:
     implemented, table_of = _decomp.get_onnx_implemented_overloads, _decomp.create_onnx_friendly_decomposition_table
 
     def decompose(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+        table = table_of(set(implemented(registry)))
+        if _onnx_complex.has(program):
+            with contextlib.suppress(Exception):
+                return _onnx_complex.in_pairs(program, table)
         with contextlib.suppress(Exception):  # tracing may raise anything; if it is the model's fault, torch says so
-            made = decomposed(program, table_of(set(implemented(registry))))
+            made = decomposed(program, table)
             if all(map(registry.is_registered, _operators(made) - _operators(program))):
                 made.graph_module.meta[_onnx_rewriting.VALUES_KNOWN] = True
                 return made

@@ -330,8 +330,10 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
         object.__setattr__(parent, key, new)  # works for frozen dataclasses too
     elif kind == "vars":
         parent.__dict__[key] = new
-    else:
+    elif hasattr(parent, "__setitem__"):
         parent[key] = new
+    else:  # None, where a call puts a container
+        raise KeyError(key)
 
 
 def remove(module: torch.nn.Module, path: Place) -> None:

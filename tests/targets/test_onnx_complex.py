@@ -1,0 +1,84 @@
+"""Complex numbers in ONNX models, where torch lacks the translation of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from exporter import targets
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.size_range import Range
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.targets import Options
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+def shapes(x: torch.Tensor) -> Outputs:
+    z = torch.fft.rfft(x)
+    return (
+        *(z.reshape(-1), z.flatten(), z[..., None], z[None].squeeze(0), z.squeeze(-1), z[:, 1], z[0], z.T.squeeze()),
+        *(z[:, None].expand(-1, 3, -1), z.unsqueeze(-3), z.repeat(2, 1), torch.stack(z[:2].unbind(0), -1)),
+        *(functional.pad(z, (0, 1, 2, 0)), z[:, torch.tensor([0, 2])], z.index_select(1, torch.tensor([1, 0]))),
+        *(z[:2].split(1)[1], torch.fft.fftshift(z), z.movedim(0, 1), z[:, :3].split_with_sizes([1, 2], -1)[1]),
+    )
+
+
+def arithmetic(x: torch.Tensor) -> Outputs:
+    z, real = torch.fft.rfft(x), x[:, :1]
+    return (
+        *(
+            z**2,
+            (z / 9) ** 3,
+            torch.exp(1j * x),
+            x * (1 + 2j),
+            z * (2 - 1j),
+            z * 3,
+            z + 1j,
+            z * 1j - 2,
+            torch.exp(z / 9),
+        ),
+        *(torch.log(z.abs() + 1 + 1j * x[:, :1]), torch.sqrt(z.abs() + 1 + 1j * real), z[0].outer(z[0])),
+        *(torch.einsum("ab,cb->ac", z, z), torch.einsum("ab->ba", z), z.cumsum(0)),
+        *(torch.where(real > 0, z, z * 2), z.masked_fill(real > 0, 0), torch.where(real > 0, z, real), z == z.clone()),
+        *(torch.zeros_like(z) + z, z.isnan()),
+    )
+
+
+def spectrogram(x: torch.Tensor) -> Outputs:
+    """What torchaudio's Spectrogram does for any number of channels."""
+    waves = x.reshape(-1, x.shape[-1]).repeat(1, 9)
+    found = torch.stft(waves, 16, 4, window=torch.hann_window(16), return_complex=True)
+    return (found.reshape(x.shape[:1] + found.shape[-2:]).abs().pow(2),)
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Outputs]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Outputs:
+        return tuple(torch.view_as_real(y) if y.is_complex() else y for y in self.function(x))
+
+
+@pytest.mark.parametrize("function", [shapes, arithmetic, spectrogram])
+def test_complex_numbers_are_pairs(function: Callable[[torch.Tensor], Outputs], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 8)
+    module = FlatModule(Calls(function), flatten_inputs(Calls(function), {"x": x})).eval()
+    outputs = tuple(TensorSpec(f"y{i}", str(y.dtype)[6:], (None,) * y.dim()) for i, y in enumerate(module(x)))
+    spec = TensorSpec("x", "float32", ("rows", "columns"))
+    promise = Contract("calls", (spec,), outputs, {"rows": Range(2, 8), "columns": Range(6, 20)})
+    program = Program(promise, "cpu", lambda: module, lambda: (x,), None)
+    made = targets.get("onnx").export(program, tmp_path / "model.onnx", Options())
+    assert "from the exported program" in made.notes[0]
+    session = targets.get("onnx").load(tmp_path / "model.onnx", Options())
+    for sizes in ((3, 8), (2, 6), (5, 17)):
+        other = torch.randn(sizes)
+        for index, (got, wanted) in enumerate(zip(session.run((other,)), module(other), strict=True)):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=lambda said, i=index: f"{i}: {said}")
