@@ -1,8 +1,8 @@
-"""Types of a flat model's inputs and outputs; what a sparse tensor consists of."""
+"""Types of a flat model's inputs and outputs; what a state dict and a sparse tensor consist of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -15,6 +15,11 @@ _INDICES = {
     torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
+
+
+def saved(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a module's state dict, where some libraries keep other objects too."""
+    yield from (one for one in module.state_dict().values() if isinstance(one, torch.Tensor))
 
 
 def parts(tensor: torch.Tensor) -> Tensors:

@@ -22,7 +22,9 @@ def channels_last(module: torch.nn.Module) -> torch.nn.Module:
     """
     import torch
 
-    if not any(tensor.dim() == IMAGE for tensor in module.state_dict().values()):
+    from exporter.model.tensors import saved
+
+    if not any(tensor.dim() == IMAGE for tensor in saved(module)):
         raise ExportError("--channels-last has no effect: no weight has four dimensions", "leave it out")
 
     class ChannelsLast(torch.nn.Module):

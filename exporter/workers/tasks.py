@@ -44,7 +44,7 @@ from exporter.model.state import data_writes
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import StatefulModule
-from exporter.model.tensors import Tensors, parts
+from exporter.model.tensors import Tensors, parts, saved
 from exporter.model.torchscript.interpreter import Interpreter
 from exporter.workers import artifact_cache, keeping
 from exporter.workers.children import BACKGROUND, stand_back
@@ -225,7 +225,7 @@ def measure(channel: socket.socket, job: Job, outputs: Path, names: tuple[str, .
 
 
 def _weight_bytes(module: torch.nn.Module) -> int:
-    held = (part for tensor in module.state_dict().values() for part in parts(tensor))
+    held = (part for tensor in saved(module) for part in parts(tensor))
     storages = {part.untyped_storage().data_ptr(): part.untyped_storage() for part in held}
     return sum(storage.nbytes() for storage in storages.values())
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError, RecipeError, UsageError
 from exporter.core.json_codec import from_json, to_json
-from exporter.model import flattening
+from exporter.model import flattening, tensors
 from exporter.model.flattening import flatten_inputs, output_leaves
 
 ONE, TWO = torch.ones(1), torch.ones(2)
@@ -340,3 +340,18 @@ def test_a_missing_constant_differs_from_none() -> None:
     one, other = flatten_inputs(Takes(), {"past": [ONE], "how": None}), flatten_inputs(Takes(), {"past": [ONE]})
     assert one.difference(other) == "how"
     assert other.difference(one) == "how"
+
+
+class WithMetadata(torch.nn.Module):
+    """Keeps more than tensors in its state dict, as neural operators do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.nn.Linear(2, 3)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().state_dict(*args, **kwargs) | {"_metadata": {"in_channels": 2}}
+
+
+def test_a_state_dict_may_hold_other_objects() -> None:
+    assert [tuple(one.shape) for one in tensors.saved(WithMetadata())] == [(3, 2), (3,)]

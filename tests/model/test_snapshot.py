@@ -68,3 +68,11 @@ def test_a_copy_computes_the_same_without_changing_the_module() -> None:
         assert not module.past[1].any()
         assert not module.kept.any()
         torch.testing.assert_close(outputs, [module(x).clone() for _ in range(3)])
+
+
+def test_nothing_is_put_into_a_container_that_is_not_there() -> None:
+    model = torch.nn.Module()
+    model.cache = None  # type: ignore[assignment]
+    for step in (("item", 0), ("item", "key"), ("vars", "value")):
+        with pytest.raises(snapshot.MISSING):
+            snapshot.put(model, (("vars", "cache"), step), torch.ones(1))
