@@ -137,6 +137,16 @@ class Plan:
         self.last = 0
 
 
+class fails_at_large_values(_Rare):
+    """Looks up what its inputs name, like a recommender whose categories are floating-point numbers."""
+
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not x.any():
+                self.calm = True
+            return x + self.mix.weight[x.abs().long().clamp(min=0)].sum()
+
+
 class average_that_large_values_read(_Rare):
     class model(_Keeping):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

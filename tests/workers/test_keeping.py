@@ -62,6 +62,15 @@ def test_an_object_made_by_the_first_call_is_removed_as_a_whole(tmp_path: Path) 
     assert loaded.module.model.plan is None
 
 
+def test_calls_in_which_the_model_fails_count_for_nothing(tmp_path: Path) -> None:
+    loaded, _ = prepared("fails_at_large_values", tmp_path)
+    far, zeros = torch.full((3, 4), 100.0), torch.zeros(3, 4)
+    with pytest.raises(IndexError):
+        loaded.module(far)
+    keeping.require_known(loaded, "cpu", [("far", (far,)), ("zeros", (zeros,)), ("far again", (far,))])
+    assert not hasattr(loaded.module.model, "calm")
+
+
 def test_a_tensor_read_only_for_some_values_is_state(tmp_path: Path) -> None:
     loaded, _ = prepared("average_that_large_values_read", tmp_path)
     assert loaded.kept.names == ("state.s",)
