@@ -76,3 +76,5 @@ def test_nothing_is_put_into_a_container_that_is_not_there() -> None:
     for step in (("item", 0), ("item", "key"), ("vars", "value")):
         with pytest.raises(snapshot.MISSING):
             snapshot.put(model, (("vars", "cache"), step), torch.ones(1))
+        with pytest.raises(snapshot.MISSING):
+            snapshot.take(model, (("vars", "cache"), step))

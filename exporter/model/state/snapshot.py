@@ -314,7 +314,11 @@ def _follow(value: Any, kind: str, key: Any) -> Any:
 
 
 def _item(value: Any, key: Any) -> Any:
-    return getattr(value, key) if isinstance(value, torch.jit.ScriptModule) else value[key]
+    if isinstance(value, torch.jit.ScriptModule):
+        return getattr(value, key)
+    if not hasattr(value, "__getitem__"):  # None, where a call puts a container
+        raise KeyError(key)
+    return value[key]
 
 
 def put(module: torch.nn.Module, path: Place, new: Any) -> None:
@@ -332,7 +336,7 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
         parent.__dict__[key] = new
     elif hasattr(parent, "__setitem__"):
         parent[key] = new
-    else:  # None, where a call puts a container
+    else:
         raise KeyError(key)
 
 
