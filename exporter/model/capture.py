@@ -248,7 +248,8 @@ def capture(
 
 def _begin_slices(program: torch.export.ExportedProgram) -> None:
     """Let slices without a start begin at 0: if the end depends on values, inductor fails for a start of None."""
-    for node in program.graph.nodes:
+    graphs = (one for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule))
+    for node in itertools.chain.from_iterable(one.graph.nodes for one in graphs):
         if node.target is torch.ops.aten.slice.Tensor and len(node.args) > 3 and node.args[2] is None:
             node.update_arg(2, 0)
 

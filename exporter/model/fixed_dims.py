@@ -34,6 +34,7 @@ _WORDS: dict[str, Callable[..., Any]] = {
     "Max": max,
     "Min": min,
     "IntTrueDiv": operator.truediv,
+    "FloatPow": operator.pow,
     "FloatTrueDiv": operator.truediv,
     "ToFloat": float,
     "CeilToInt": math.ceil,

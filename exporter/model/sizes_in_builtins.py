@@ -1,7 +1,8 @@
 """Python's float, int, len and range as functions that keep a size of the input while a model is captured or traced.
 
 `len(x)`, `int(size / window)` and `range(0, length, length)` fix the size, because Python itself requires a number
-there. Their names are replaced in the modules whose lines fixed a size; `type(n) is int` is false in them meanwhile.
+there. Their names are replaced in the modules whose lines fixed a size; meanwhile `type(n) is int` is false in them,
+and `x.to(float)` fails, so that the sizes stay fixed.
 `x.shape.numel()` fixes it too, so the shapes that these modules read count their elements themselves.
 """
 
@@ -80,8 +81,10 @@ def numbers(kind: type, convert: Convert) -> type:
             return kind(value, *args, **kwargs) if size is None else size
 
         def __instancecheck__(cls, value: Any) -> bool:
+            if isinstance(value, kind) or value is None:
+                return value is not None
             convertible = kind is float or not isinstance(value, torch.SymFloat)
-            return isinstance(value, kind) or (convertible and convert(value) is value)
+            return convertible and convert(value) is value
 
         def __subclasscheck__(cls, other: type) -> bool:
             return issubclass(other, kind)
@@ -102,6 +105,15 @@ class Sizes(tuple[Any, ...]):
     """A shape that counts the elements of its tensor without fixing sizes, which torch.Size cannot."""
 
     __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a size, or several as a shape."""
+        found = super().__getitem__(index)
+        return Sizes(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        """Return a longer shape."""
+        return Sizes(super().__add__(tuple(other)))
 
     def numel(self) -> Any:
         """Return the number of elements."""

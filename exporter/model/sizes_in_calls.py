@@ -1,7 +1,7 @@
 """Functions that torch.export accepts only with constant sizes, as functions that accept a size of the input.
 
 `torch.linspace(0, 1, x.shape[1])` and `avg_pool2d(x, x.shape[2:])` fix the size, because the operators take no symbolic
-number there. So do `torch.as_tensor(x.shape[1] / 2)`, `math.sqrt` and numpy's functions, some of them silently.
+number there. So do `torch.as_tensor(x.shape[1] / 2)`, without a message, and `math.sqrt`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,6 @@ def traced() -> Iterator[None]:
         (functional, "one_hot", one_hot, 1, "num_classes"),
         (math, "sqrt", square_root, 0, "x"),
         (np, "sqrt", square_root, 0, "x"),
-        (np, "ceil", math.ceil, 0, "x"),  # a whole number, where numpy has a float
-        (np, "floor", math.floor, 0, "x"),
-        (np, "prod", math.prod, 0, "a"),
     ]
     with inverse_stft.traced(), contextlib.ExitStack() as stack:
         for number in (torch.SymInt, torch.SymFloat):
@@ -91,7 +88,7 @@ def _by_tensor(usual: Function, name: str) -> Function:
 def _is_symbolic(argument: Any) -> bool:
     if isinstance(argument, torch.SymInt | torch.SymFloat):
         return True
-    return isinstance(argument, Sequence) and any(map(_is_symbolic, argument))
+    return isinstance(argument, (list, tuple)) and any(map(_is_symbolic, argument))
 
 
 def _divided(number: Any, divisor: Any) -> tuple[Any, Any]:
@@ -129,20 +126,20 @@ def rfftfreq(n: int, d: float = 1.0, **options: Any) -> torch.Tensor:
 def window(name: str) -> Function:
     """Return a function that does what `torch.hann_window` does, for the window of this name."""
 
-    def make(window_length: int, periodic: bool = True, **options: Any) -> torch.Tensor:
+    def make(window_length: int, periodic: bool = True, *shape: float, **options: Any) -> torch.Tensor:
+        shape = (*shape, *(options.pop(parameter) for parameter in ("alpha", "beta") if parameter in options))
         intervals: Any = window_length if periodic else torch.sym_max(window_length - 1, 1)
         place = torch.arange(window_length, **{"dtype": torch.get_default_dtype(), **options}) / intervals
-        made: torch.Tensor = WINDOWS[name](place + torch.sym_max(2 - window_length, 0) / 2)  # [1.0] for a length of 1
-        return made
+        return WINDOWS[name](place + torch.sym_max(2 - window_length, 0) / 2, *shape)  # [1.0] for a length of 1
 
     return make
 
 
 # The windows as functions of the place, from 0 to 1.
-WINDOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+WINDOWS: dict[str, Callable[..., torch.Tensor]] = {
     "bartlett": lambda place: 1 - (2 * place - 1).abs(),
     "blackman": lambda place: 0.42 - 0.5 * torch.cos(2 * torch.pi * place) + 0.08 * torch.cos(4 * torch.pi * place),
-    "hamming": lambda place: 0.54 - 0.46 * torch.cos(2 * torch.pi * place),
+    "hamming": lambda place, alpha=0.54, beta=0.46: alpha - beta * torch.cos(2 * torch.pi * place),
     "hann": lambda place: 0.5 - 0.5 * torch.cos(2 * torch.pi * place),
 }
 

@@ -43,7 +43,7 @@ def in_pairs(program: torch.export.ExportedProgram, table: Mapping[Any, Function
 
 
 def _of_complex(target: Any, rule: Function) -> Function:
-    """Return the rule as a decomposition that leaves an operator of real numbers as it is."""
+    """Return the rule as a decomposition; of real numbers, only a composite operator is decomposed, as torch does."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
@@ -124,12 +124,13 @@ def _filled(number: torch.Tensor, mask: torch.Tensor, value: complex) -> torch.T
 
 
 def _where(condition: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    one, other = (t if t.is_complex() else torch.complex(t, torch.zeros_like(t)) for t in (one, other))
+    dtype = torch.result_type(one, other)
+    one, other = (t.to(dtype) for t in (one, other))
     return _number(aten.where.self(condition.unsqueeze(-1), _pairs(one), _pairs(other)))
 
 
 def _by_scalar(operator: Function) -> Function:
-    """Return a sum, a difference or a product with a complex number of Python."""
+    """Return a rule for a sum, a difference or a product with a complex number of Python, and for nothing else."""
 
     def call(tensor: torch.Tensor, number: Any) -> Any:
         if not isinstance(number, complex):
@@ -142,7 +143,7 @@ def _by_scalar(operator: Function) -> Function:
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Multiply, where one factor may be real."""
+    """Multiply a real or complex tensor by a complex number in a tensor without dimensions."""
     if one.is_complex() and other.is_complex():
         return one * other
     number, factor = (one, other) if one.is_complex() else (other, one)
@@ -154,7 +155,16 @@ def _power(number: torch.Tensor, exponent: Any) -> torch.Tensor:
         return number * number
     if isinstance(exponent, complex):
         raise NotImplementedError
-    return torch.polar(number.abs() ** exponent, number.angle() * exponent)
+    return torch.polar(number.abs() ** exponent, _angle(number) * exponent)
+
+
+def _angle(number: torch.Tensor) -> torch.Tensor:
+    return torch.atan2(number.imag, number.real)
+
+
+def _zeros(number: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    zeros = torch.zeros_like(number.real)
+    return torch.complex(zeros, zeros) if dtype is None or dtype == number.dtype else zeros.to(dtype)
 
 
 def _einsum(equation: str, operands: Sequence[torch.Tensor], path: Any = None) -> torch.Tensor:
@@ -173,34 +183,35 @@ def _einsum(equation: str, operands: Sequence[torch.Tensor], path: Any = None) -
 
 
 def _parts(operator: Function) -> Function:
-    """Return an operator that acts on real and imaginary parts alike, and whose arguments are others."""
-    return lambda number, *args, **_: torch.complex(*(operator(part, *args) for part in (number.real, number.imag)))
+    """Return an operator that acts on real and imaginary parts alike, with the same arguments."""
+    return lambda number, *args: torch.complex(*(operator(part, *args) for part in (number.real, number.imag)))
 
 
 RULES: dict[Any, Function] = {
     **{one: _shaped(one) for one in (aten.reshape.default, aten.view.default, aten.expand.default)},
     **{one: _along(one) for one in (aten.select.int, aten.squeeze.dim)},
     **{one: _split(one) for one in (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)},
-    **{one: _parts(one) for one in (aten.cumsum.default, aten.repeat.default, aten.gather.default)},
+    **{one: _parts(one) for one in (aten.cumsum.default, aten.gather.default, aten.index_select.default)},
+    aten.repeat.default: _parts(aten.repeat.default),
     aten.unsqueeze.default: _along(aten.unsqueeze.default, added=1),
     aten.squeeze.default: _squeezed,
     aten.squeeze.dims: _squeezed_along,
     aten.index.Tensor: _chosen,
     aten.roll.default: _rolled,  # torch's translation takes numbers alone
-    aten.index_select.default: _parts(aten.index_select.default),
     aten.pad.default: _padded,
     aten.constant_pad_nd.default: lambda number, pad, value=0: _padded(number, pad, value=value),
     aten.masked_fill.Scalar: _filled,
     aten.where.self: _where,
-    aten.zeros_like.default: lambda number, **_: number * 0,
+    aten.zeros_like.default: _zeros,
+    aten.angle.default: _angle,
     aten.eq.Tensor: lambda one, other: aten.logical_and(one.real == other.real, one.imag == other.imag),
     aten.isnan.default: lambda number: aten.logical_or(number.real.isnan(), number.imag.isnan()),
     **dict.fromkeys((aten.add.Scalar, aten.add.Tensor), _by_scalar(torch.add)),
     **dict.fromkeys((aten.sub.Scalar, aten.sub.Tensor), _by_scalar(torch.sub)),
     **dict.fromkeys((aten.mul.Scalar, aten.mul.Tensor), _by_scalar(_product)),
     aten.pow.Tensor_Scalar: _power,
-    aten.sqrt.default: lambda number: torch.polar(number.abs().sqrt(), number.angle() / 2),
+    aten.sqrt.default: lambda number: torch.polar(number.abs().sqrt(), _angle(number) / 2),
     aten.exp.default: lambda number: torch.polar(number.real.exp(), number.imag),
-    aten.log.default: lambda number: torch.complex(number.abs().log(), number.angle()),
+    aten.log.default: lambda number: torch.complex(number.abs().log(), _angle(number)),
     aten.einsum.default: _einsum,
 }

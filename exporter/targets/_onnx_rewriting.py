@@ -1,4 +1,4 @@
-"""Translation to ONNX without work that cannot change the graph, and without a rule that changes its results.
+"""Translation to ONNX without work that cannot change the graph, and without taking 1e-8 for 0.
 
 onnxscript's rewriter tries every rule at every node, and compares the operators only after it has set up the search.
 For a rule of two nodes, `SlicesSplit`, it first lists all nodes of the graph by type, each time. torch.onnx.export runs

@@ -13,7 +13,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
     import torch
     from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops import nn
+    from onnxscript.function_libs.torch_lib.ops import common, nn
 
     def prod(inp: Any, dims: Sequence[int], output_dtype: int = 0) -> Any:
         ops: Any = opset18
@@ -79,6 +79,14 @@ def table() -> dict[Any, Callable[..., Any]]:
             return negative
         return ops.Or(negative, ops.Less(ops.Reciprocal(inp), zero))  # the reciprocal of -0.0 is -infinity
 
+    def atan2(one: Any, other: Any) -> Any:
+        ops: Any = opset18  # torch's translation is -pi, not pi, for 0 and a negative number, and 0 for NaN
+        zero, pi = (common.constant(number, dtype=one.dtype) for number in (0.0, math.pi))
+        above, right = (ops.Not(ops.Or(ops.Less(x, zero), ops.Less(ops.Reciprocal(x), zero))) for x in (one, other))
+        both = ops.And(ops.Equal(one, zero), ops.Equal(other, zero))
+        slope = ops.Where(both, one, ops.Div(one, other))
+        return ops.Add(ops.Atan(slope), ops.Where(right, zero, ops.Where(above, pi, ops.Neg(pi))))
+
     def rrelu(
         inp: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
     ) -> Any:
@@ -129,6 +137,7 @@ def table() -> dict[Any, Callable[..., Any]]:
 
     return {
         torch.ops.aten.kthvalue.default: kthvalue,
+        torch.ops.aten.atan2.default: atan2,
         torch.ops.aten.log_sigmoid.default: log_sigmoid,
         torch.ops.aten.sort.stable: sort,
         torch.ops.aten.rnn_tanh.input: rnn_tanh,

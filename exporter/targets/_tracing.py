@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from exporter.core import checks_in_code, source_lines
 from exporter.core.errors import ExportError
@@ -104,12 +104,13 @@ class Traceable(TorchFunctionMode):
             args = tuple((one,) * dims if _is_size(one) and at in (1, 2, 3) else one for at, one in enumerate(args))
             named = {n: (one,) * dims if _is_size(one) and n in _WINDOW else one for n, one in named.items()}
         elif (at := _COPIES.get(func)) is not None:
-            data = args[at] if len(args) > at else named.get("data")
+            data = args[at] if len(args) > at else named.get("data", named.get("obj"))
             if _has_tensor(data) and all(isinstance(one, (torch.Tensor, Number)) for one in _flat(data)):
                 with warnings.catch_warnings(action="ignore"):
                     constant = func(*args, **named)
                 given = len(args) > at + 1 or named.get("dtype") or func is torch.Tensor.new_tensor
-                if constant.dtype is torch.float64 and not given and all(map(_of_sizes, _tensors(data))):
+                again = any(isinstance(mode, InFloat64) for mode in _get_current_function_mode_stack())
+                if again and constant.dtype is torch.float64 and not given and all(map(_of_sizes, _tensors(data))):
                     constant = constant.to(torch.get_default_dtype())  # as of Python's floats
                 return _stacked(constant, data)
         elif func in _ROLLS:
@@ -220,16 +221,19 @@ def _extreme(usual: Callable[..., Any], of_tensors: Callable[..., torch.Tensor])
 
     def call(*args: Any, **kwargs: Any) -> Any:
         values = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-        sized = [isinstance(one, torch.Tensor) and _of_sizes(one) for one in values]
-        if (
-            kwargs
-            or not any(sized)
-            or not all(s or isinstance(one, Number) for s, one in zip(sized, values, strict=True))
-        ):
+        others = [one for one in values if not _of_sizes(one)]
+        if kwargs or len(others) == len(values) or not all(isinstance(one, Number) for one in others):
             return usual(*args, **kwargs)
-        return functools.reduce(of_tensors, map(torch.as_tensor, values))
+        return functools.reduce(of_tensors, map(_as_tensor, values))
 
     return call
+
+
+def _as_tensor(number: Any) -> torch.Tensor:
+    """Return a number as a tensor that is as exact as Python's numbers."""
+    if isinstance(number, torch.Tensor):
+        return number
+    return torch.full((), number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
 
 
 def _rounded(size: torch.Tensor, digits: int | None = None) -> torch.Tensor:

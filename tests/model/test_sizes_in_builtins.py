@@ -51,7 +51,7 @@ class Elements(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape = x.shape
-        if x.shape.numel() == 0 or shape[1:].count(7):
+        if x.shape.numel() == 0 or shape[1:].count(7) or (shape[1:] + x.shape).numel() % 4:
             raise ValueError("nothing to scale")
         flat = x.reshape(x.size().numel())
         return flat.reshape(shape[:1] + x.shape[1:]) / x.size(0)
@@ -157,7 +157,10 @@ def test_replaced_names_are_restored() -> None:
 def test_other_values() -> None:
     kept: Any = sizes_in_builtins.numbers(int, sizes_in_builtins.symbolic)
     assert (kept("12"), kept("f", 16), kept(), kept.from_bytes(b"\x01")) == (12, 15, 0, 1)
-    assert [isinstance(one, kept) for one in (True, 3, "1", 1.0)] == [True, True, False, False]
+    assert [isinstance(one, kept) for one in (True, 3, "1", 1.0, None)] == [True, True, False, False, False]
+    fractional: Any = sizes_in_builtins.numbers(float, sizes_in_builtins.fraction)
+    assert [isinstance(one, fractional) for one in (1, "1", 1.0, None)] == [False, False, True, False]
+    assert (fractional("0.5"), fractional(), fractional.fromhex("0x1p-1")) == (0.5, 0.0, 0.5)
     assert [issubclass(bool, kept), kept == int, kept == str] == [True, True, False]  # noqa: E721
     assert [sizes_in_builtins.length(one) for one in ([1, 2], torch.ones(3, 1))] == [2, 3]
     assert list(sizes_in_builtins.counted(1, 7, 2)) == [1, 3, 5]

@@ -76,7 +76,8 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: x + torch.logspace(-1, 1, x.shape[3]) + torch.logspace(0, 3, steps=x.shape[3], base=2),
         lambda x: x + torch.bartlett_window(x.shape[3]) * torch.blackman_window(x.shape[3]),
         lambda x: x + torch.hann_window(x.shape[3], dtype=x.dtype, device=x.device) * torch.hamming_window(x.shape[3]),
-        lambda x: x + torch.hann_window(x.shape[3], periodic=False) * torch.hamming_window(x.shape[3], False),
+        lambda x: x + torch.hann_window(x.shape[3], periodic=False) * torch.hamming_window(x.shape[3], False, 0.5),
+        lambda x: x + torch.hamming_window(x.shape[3], periodic=True, alpha=0.6, beta=0.4, dtype=x.dtype),
     ],
 )
 def test_sizes_stay_dynamic(function: Compute) -> None:

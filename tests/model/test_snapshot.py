@@ -78,3 +78,5 @@ def test_nothing_is_put_into_a_container_that_is_not_there() -> None:
             snapshot.put(model, (("vars", "cache"), step), torch.ones(1))
         with pytest.raises(snapshot.MISSING):
             snapshot.take(model, (("vars", "cache"), step))
+    with pytest.raises(snapshot.MISSING):
+        snapshot.remove(model, (("vars", "cache"), ("vars", "value")))

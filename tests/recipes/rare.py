@@ -144,7 +144,7 @@ class fails_at_large_values(_Rare):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not x.any():
                 self.calm = True
-            return x + self.mix.weight[x.abs().long().clamp(min=0)].sum()
+            return x + self.mix.weight[x.abs().long()].sum()
 
 
 class average_that_large_values_read(_Rare):

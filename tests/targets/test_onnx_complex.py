@@ -31,6 +31,7 @@ def shapes(x: torch.Tensor) -> Outputs:
 
 def arithmetic(x: torch.Tensor) -> Outputs:
     z, real = torch.fft.rfft(x), x[:, :1]
+    line = torch.complex(x, torch.zeros_like(x))
     return (
         *(
             z**2,
@@ -45,8 +46,23 @@ def arithmetic(x: torch.Tensor) -> Outputs:
         ),
         *(torch.log(z.abs() + 1 + 1j * x[:, :1]), torch.sqrt(z.abs() + 1 + 1j * real), z[0].outer(z[0])),
         *(torch.einsum("ab,cb->ac", z, z), torch.einsum("ab->ba", z), z.cumsum(0)),
-        *(torch.where(real > 0, z, z * 2), z.masked_fill(real > 0, 0), torch.where(real > 0, z, real), z == z.clone()),
-        *(torch.zeros_like(z) + z, z.isnan()),
+        *(
+            torch.where(real > 0, z, z * 2),
+            z.masked_fill(real > 0, 0),
+            torch.where(real > 0, z, z[0]),
+            torch.where(real > 0, z, real),
+        ),
+        *(
+            line.sqrt(),
+            line.log(),
+            line.angle(),
+            line**0.3,
+            x + 1j,
+            torch.einsum("...b,...b->...", z, z),
+            z[..., None] * z[0],
+        ),
+        *(torch.complex(x, x) == torch.complex(x, x.flip(0)), torch.complex(x, (x - 9).log()).isnan(), z.isnan()),
+        *(torch.zeros_like(z / 0) + z, torch.zeros_like(z, dtype=torch.float32), torch.roll(z, (-1, 7), (0, 1))),
     )
 
 

@@ -68,13 +68,19 @@ class Distances(torch.nn.Module):
 
 
 class Signs(torch.nn.Module):
-    """Sign bits, also of zeros and flags; log-sigmoids of large numbers; rrelu, which is not random in eval mode."""
+    """Sign bits and angles, also of zeros; log-sigmoids of large numbers; rrelu, which is not random in eval mode."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         zeros = torch.stack([x * 0, -(x * 0)])
         far = x * 200
         return (
             zeros.signbit(),
+            *(
+                torch.atan2(zeros, x),
+                torch.atan2(zeros, zeros.flip(0)),
+                torch.atan2(x, x.flip(0)),
+                torch.atan2(x, zeros),
+            ),
             (x * 9).long().signbit(),
             (x > 0).signbit(),
             functional.logsigmoid(far),

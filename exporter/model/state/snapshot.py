@@ -316,9 +316,12 @@ def _follow(value: Any, kind: str, key: Any) -> Any:
 def _item(value: Any, key: Any) -> Any:
     if isinstance(value, torch.jit.ScriptModule):
         return getattr(value, key)
-    if not hasattr(value, "__getitem__"):  # None, where a call puts a container
+    if isinstance(value, torch.Tensor):
         raise KeyError(key)
-    return value[key]
+    try:
+        return value[key]
+    except TypeError:  # None, where a call puts a container, or one of another type
+        raise KeyError(key) from None
 
 
 def put(module: torch.nn.Module, path: Place, new: Any) -> None:
@@ -334,7 +337,7 @@ def put(module: torch.nn.Module, path: Place, new: Any) -> None:
         object.__setattr__(parent, key, new)  # works for frozen dataclasses too
     elif kind == "vars":
         parent.__dict__[key] = new
-    elif hasattr(parent, "__setitem__"):
+    elif hasattr(parent, "__setitem__") and not isinstance(parent, torch.Tensor):
         parent[key] = new
     else:
         raise KeyError(key)
@@ -345,7 +348,7 @@ def remove(module: torch.nn.Module, path: Place) -> None:
     *above, (kind, key) = path
     parent = take(module, tuple(above))
     if kind == "vars":
-        vars(parent).pop(key, None)
+        parent.__dict__.pop(key, None)
     elif kind == "slot":
         object.__delattr__(parent, key)
     elif isinstance(parent, (list, collections.deque, dict)):
