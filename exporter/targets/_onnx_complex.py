@@ -42,13 +42,18 @@ def in_pairs(program: torch.export.ExportedProgram, table: Mapping[Any, Function
     return made
 
 
+def _means_complex(argument: Any) -> bool:
+    if isinstance(argument, torch.dtype):
+        return argument.is_complex
+    return isinstance(argument, complex) or (isinstance(argument, torch.Tensor) and argument.is_complex())
+
+
 def _of_complex(target: Any, rule: Function) -> Function:
     """Return the rule as a decomposition; of real numbers, only a composite operator is decomposed, as torch does."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        leaves = pytree.tree_leaves((args, kwargs))
-        if any(isinstance(one, complex) or (isinstance(one, torch.Tensor) and one.is_complex()) for one in leaves):
+        if any(map(_means_complex, pytree.tree_leaves((args, kwargs)))):
             return rule(*args, **kwargs)
         return target._op_dk(composite, *args, **kwargs) if _utils._is_cia_op(target) else NotImplemented
 
@@ -162,9 +167,34 @@ def _angle(number: torch.Tensor) -> torch.Tensor:
     return torch.atan2(number.imag, number.real)
 
 
-def _zeros(number: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    zeros = torch.zeros_like(number.real)
-    return torch.complex(zeros, zeros) if dtype is None or dtype == number.dtype else zeros.to(dtype)
+def _full(size: Sequence[Any], number: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Any:
+    real = (dtype or torch.complex64).to_real()
+    parts = (complex(number).real, complex(number).imag)
+    return torch.complex(*(torch.full(size, one, dtype=real, device=device) for one in parts))
+
+
+def _written(number: torch.Tensor, other: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return other.to(number.dtype).expand(number.shape)
+
+
+def _scattered(operator: Function) -> Function:
+    """Return an operator that writes its second argument into a part of the first one, along a dimension."""
+
+    def call(number: torch.Tensor, other: torch.Tensor, dim: int = 0, *rest: Any) -> torch.Tensor:
+        return _number(operator(_pairs(number), _pairs(other.to(number.dtype)), dim % number.dim(), *rest))
+
+    return call
+
+
+def _put(number: torch.Tensor, indices: Any, values: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return _number(aten.index_put.default(_pairs(number), list(indices), _pairs(values.to(number.dtype)), *rest))
+
+
+def _like(number: torch.Tensor, value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    dtype = dtype or number.dtype
+    if dtype.is_complex:
+        return _full(number.shape, value, dtype, number.device)
+    return torch.full_like(number.real, value, dtype=dtype)
 
 
 def _einsum(equation: str, operands: Sequence[torch.Tensor], path: Any = None) -> torch.Tensor:
@@ -202,7 +232,16 @@ RULES: dict[Any, Function] = {
     aten.constant_pad_nd.default: lambda number, pad, value=0: _padded(number, pad, value=value),
     aten.masked_fill.Scalar: _filled,
     aten.where.self: _where,
-    aten.zeros_like.default: _zeros,
+    aten.full_like.default: _like,
+    aten.ones_like.default: lambda number, **options: _like(number, 1, **options),
+    aten.zeros_like.default: lambda number, **options: _like(number, 0, **options),
+    aten.zeros.default: lambda size, **options: _full(size, 0, **options),
+    aten.full.default: _full,
+    aten.copy.default: _written,
+    aten.fill.Tensor: _written,
+    aten.fill.Scalar: lambda number, value: _full(number.shape, value, number.dtype, number.device),
+    **{one: _scattered(one) for one in (aten.slice_scatter.default, aten.select_scatter.default)},
+    aten.index_put.default: _put,
     aten.angle.default: _angle,
     aten.eq.Tensor: lambda one, other: aten.logical_and(one.real == other.real, one.imag == other.imag),
     aten.isnan.default: lambda number: aten.logical_or(number.real.isnan(), number.imag.isnan()),

@@ -66,6 +66,18 @@ def arithmetic(x: torch.Tensor) -> Outputs:
     )
 
 
+def written(x: torch.Tensor) -> Outputs:
+    """What Fourier neural operators do: a product of some frequencies is written into zeros."""
+    z = torch.fft.rfft(x)
+    weight = torch.complex(torch.linspace(-1, 1, 6), torch.linspace(0, 1, 6)).reshape(3, 2)
+    out = torch.zeros(x.shape[0], x.shape[1] // 2 + 1, dtype=torch.cfloat)
+    out[:, :2] = torch.einsum("ba,ac->bc", z[:, :3], weight)
+    out[0] = 1 - 2j
+    out[1, 2:] = x[1, :1]
+    picked = torch.full_like(z, 0).index_put((torch.tensor([0, 1]),), z[:1])
+    return out, torch.fft.irfft(out, n=x.shape[1]), picked, torch.full((2, 3), 1j, dtype=torch.complex64) * x[:2, :1]
+
+
 def spectrogram(x: torch.Tensor) -> Outputs:
     """What torchaudio's Spectrogram does for any number of channels."""
     waves = x.reshape(-1, x.shape[-1]).repeat(1, 9)
@@ -82,7 +94,7 @@ class Calls(torch.nn.Module):
         return tuple(torch.view_as_real(y) if y.is_complex() else y for y in self.function(x))
 
 
-@pytest.mark.parametrize("function", [shapes, arithmetic, spectrogram])
+@pytest.mark.parametrize("function", [shapes, arithmetic, written, spectrogram])
 def test_complex_numbers_are_pairs(function: Callable[[torch.Tensor], Outputs], tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 8)
