@@ -50,23 +50,23 @@ def test_a_loop_fixes_one_dimension_and_the_other_stays_dynamic() -> None:
     assert program.module()(torch.ones(16, 7, 8))[0].shape == (16, 8)
 
 
-class Windows(torch.nn.Module):
-    """torch.hann_window does not accept a dynamic length."""
+class Triangle(torch.nn.Module):
+    """torch.tril_indices does not accept a dynamic length."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x[..., 0]
         full = 32 * math.ceil(x.shape[1] / 32)
         x = torch.nn.functional.pad(x, (0, full - x.shape[1]))
-        return x * torch.hann_window(full)
+        return x[:, torch.tril_indices(full, full)[1]]
 
 
 def test_the_line_of_an_operator_that_makes_a_size_a_number() -> None:
     example = (torch.randn(2, 40, 1),)
-    flat = flattening.FlatModule(Windows(), flattening.flatten_inputs(Windows(), example)).eval()
+    flat = flattening.FlatModule(Triangle(), flattening.flatten_inputs(Triangle(), example)).eval()
     symbols = {"batch": Range(2, 4), "samples": Range(33, 400)}
     contract = Contract("m", (TensorSpec("x", "float32", ("batch", "samples", 1)),), (), symbols)
     fixed = capture.capture(flat, example, contract).fixed
-    assert f"torch.export fixed 32*ceil(samples/32) at 64 ({line_of(Windows, 'hann_window(')})" in map(str, fixed)
+    assert f"torch.export fixed 32*ceil(samples/32) at 64 ({line_of(Triangle, 'tril_indices(')})" in map(str, fixed)
 
 
 def test_the_line_of_a_size_converted_to_a_number() -> None:
