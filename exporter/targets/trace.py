@@ -91,6 +91,8 @@ def _frozen(traced: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     """Freeze a module. If convolutions cannot be folded, as on a GPU if a number scales the output, optimize less."""
     import torch
 
+    from exporter.model.torchscript import host_numbers
+
     kept = _stored_products.packed_in(traced)
     try:
         frozen: torch.jit.ScriptModule = torch.jit.freeze(traced, preserved_attrs=kept)
@@ -98,6 +100,7 @@ def _frozen(traced: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         if "frozen_conv_folding" not in str(error):
             raise
         frozen = torch.jit.freeze(traced, preserved_attrs=kept, optimize_numerics=False)
+    host_numbers.keep(frozen)
     return frozen
 
 
