@@ -300,7 +300,10 @@ def _require_takes(function: Callable[..., Any] | None, name: str, *arguments: s
             inspect.signature(function or (lambda *_: None)).bind(*arguments)
         except TypeError as error:
             written = f"{name}({', '.join(arguments)})"
-            raise RecipeError(f"{name}() cannot be called as {written}: {error}", f"write def {written}") from error
+            remedy = f"write def {written}"
+            if inspect.ismethod(function):
+                remedy = f"write def {name}({', '.join(('self', *arguments))}), or @staticmethod before def {written}"
+            raise RecipeError(f"{name}() cannot be called as {written}: {error}", remedy) from error
 
 
 def _checked(recipe: Recipe) -> Recipe:

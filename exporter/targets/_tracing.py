@@ -178,13 +178,13 @@ class Conversions(TorchFunctionMode):
 
 
 class InFloat64(TorchFunctionMode):
-    """Computes fractions of sizes in float64, as Python does; torch divides whole numbers in float32."""
+    """Computes with sizes and fractions in float64, as Python does; torch does so in float32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        fraction = func in _FRACTIONS or (func in _PRODUCTS and any(isinstance(one, float) for one in args))
+        fraction = func in _FRACTIONS or (func in _WITH_FLOATS and any(isinstance(one, float) for one in args))
         if fraction and not named and all(isinstance(one, Number) or _of_sizes(one) for one in args):
             args = tuple(one.double() if isinstance(one, torch.Tensor) else one for one in args)
             if func is torch.Tensor.__rtruediv__:  # torch multiplies by the reciprocal, which rounds twice
@@ -339,7 +339,11 @@ _FRACTIONS = frozenset((
     torch.Tensor.__truediv__, torch.Tensor.__rtruediv__, torch.Tensor.div, torch.Tensor.true_divide, torch.div,
     torch.true_divide,
 ))  # fmt: skip
-_PRODUCTS = frozenset((torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul, torch.mul))
+_WITH_FLOATS = frozenset((  # torch computes them in float32 for a whole number and a float
+    torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.mul, torch.mul, torch.Tensor.__add__,
+    torch.Tensor.__radd__, torch.Tensor.add, torch.add, torch.Tensor.__sub__, torch.Tensor.__rsub__, torch.Tensor.sub,
+    torch.sub, torch.Tensor.__pow__, torch.Tensor.__rpow__, torch.Tensor.pow, torch.pow,
+))  # fmt: skip
 
 
 class Branches(TorchFunctionMode):

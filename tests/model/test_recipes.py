@@ -155,6 +155,13 @@ def test_functions_with_wrong_arguments_are_recipe_errors(source: str, message: 
     assert raised.value.remedy.startswith("write def ")
 
 
+def test_a_method_without_self_is_named(tmp_path: Path) -> None:
+    (tmp_path / "odd_recipe.py").write_text("class net:\n    def load(weights): ...\n    def inputs(batch=2): ...")
+    with pytest.raises(RecipeError, match=r"load\(\) cannot be called as load\(weights\)") as raised:
+        recipes.load(recipes.find(f"{tmp_path / 'odd_recipe.py'}:net"))
+    assert raised.value.remedy == "write def load(self, weights), or @staticmethod before def load(weights)"
+
+
 def test_named_dimensions_move_together() -> None:
     example = {"x": torch.arange(6).reshape(2, 3), "state": torch.randn(4, 2, 3), "flag": True}
     fixed = recipes.FunctionRecipe(lambda _: torch.nn.Identity(), lambda: example, {})

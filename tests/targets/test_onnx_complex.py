@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from support.translating import Function, Outputs, translated
 from torch.nn import functional
 
-from exporter import targets
-from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.size_range import Range
-from exporter.model.capture import Program
-from exporter.model.flattening import FlatModule, flatten_inputs
-from exporter.targets import Options
-
-Outputs = tuple[torch.Tensor, ...]
 
 
 def shapes(x: torch.Tensor) -> Outputs:
@@ -85,28 +78,12 @@ def spectrogram(x: torch.Tensor) -> Outputs:
     return (found.reshape(x.shape[:1] + found.shape[-2:]).abs().pow(2),)
 
 
-class Calls(torch.nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], Outputs]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Outputs:
-        return tuple(torch.view_as_real(y) if y.is_complex() else y for y in self.function(x))
-
-
 @pytest.mark.parametrize("function", [shapes, arithmetic, written, spectrogram])
-def test_complex_numbers_are_pairs(function: Callable[[torch.Tensor], Outputs], tmp_path: Path) -> None:
+def test_complex_numbers_are_pairs(function: Function, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    x = torch.randn(3, 8)
-    module = FlatModule(Calls(function), flatten_inputs(Calls(function), {"x": x})).eval()
-    outputs = tuple(TensorSpec(f"y{i}", str(y.dtype)[6:], (None,) * y.dim()) for i, y in enumerate(module(x)))
-    spec = TensorSpec("x", "float32", ("rows", "columns"))
-    promise = Contract("calls", (spec,), outputs, {"rows": Range(2, 8), "columns": Range(6, 20)})
-    program = Program(promise, "cpu", lambda: module, lambda: (x,), None)
-    made = targets.get("onnx").export(program, tmp_path / "model.onnx", Options())
-    assert "from the exported program" in made.notes[0]
-    session = targets.get("onnx").load(tmp_path / "model.onnx", Options())
-    for sizes in ((3, 8), (2, 6), (5, 17)):
-        other = torch.randn(sizes)
-        for index, (got, wanted) in enumerate(zip(session.run((other,)), module(other), strict=True)):
+    sizes = {"rows": Range(2, 8), "columns": Range(6, 20)}
+    module, run = translated(function, torch.randn(3, 8), sizes, tmp_path)
+    for shape in ((3, 8), (2, 6), (5, 17)):
+        other = torch.randn(shape)
+        for index, (got, wanted) in enumerate(zip(run(other), module(other), strict=True)):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=lambda said, i=index: f"{i}: {said}")

@@ -235,7 +235,9 @@ class Share(torch.nn.Module):
     """100 * 0.29 is less than 29 in float64, and not in float32."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[: int(x.shape[0] * 0.29)]
+        return (
+            x[: int(x.shape[0] * 0.29)] * int(x.shape[0] ** 0.5) + int((x.shape[0] + 0.1) / 0.7) - int(1.05 ** len(x))
+        )
 
 
 class Padded(torch.nn.Module):

@@ -1,0 +1,112 @@
+"""Numbers that a program computes from sizes, in float64 as Python does; torch.onnx.export uses float32.
+
+With float32, `int(0.7 * length)` is 63 instead of 62 for a length of 90.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+DOUBLE, INT64, FLOAT = 11, 7, 1  # ONNX's numbers of data types
+_ARITHMETIC: dict[Callable[..., Any], str] = {
+    operator.add: "Add",
+    operator.sub: "Sub",
+    operator.mul: "Mul",
+    operator.truediv: "Div",
+    operator.pow: "Pow",
+    operator.neg: "Neg",
+    abs: "Abs",
+    torch.sym_float: "Identity",
+    torch.sym_max: "Max",
+    torch.sym_min: "Min",
+}
+_WHOLE: dict[Callable[..., Any], str] = {math.floor: "Floor", math.ceil: "Ceil", round: "Round", math.trunc: "Identity"}
+
+
+def _again(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of its own that does the same."""
+
+    def call(*numbers: Any) -> Any:
+        return target(*numbers)
+
+    call.__name__ = call.__qualname__ = f"exact_{target.__name__}"
+    return call
+
+
+EXACT = {target: _again(target) for target in (*_ARITHMETIC, *_WHOLE)}
+
+
+def single(number: Any) -> Any:
+    """Stand for the conversion to float32 where an operator of tensors takes the number."""
+    return number
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Return the translation of each of these functions, as `torch.onnx.export` takes them."""
+    from onnxscript import opset18
+
+    ops: Any = opset18
+
+    def double(number: Any) -> Any:
+        if isinstance(number, (int, float)):
+            return ops.Constant(value=_scalar(float(number)))
+        return number if number.dtype == DOUBLE else ops.Cast(number, to=DOUBLE)
+
+    def arithmetic(name: str) -> Callable[..., Any]:
+        return lambda *numbers: getattr(ops, name)(*map(double, numbers))
+
+    def whole(name: str) -> Callable[..., Any]:
+        return lambda number: ops.Cast(getattr(ops, name)(double(number)), to=INT64)
+
+    return {
+        **{EXACT[target]: arithmetic(name) for target, name in _ARITHMETIC.items()},
+        **{EXACT[target]: whole(name) for target, name in _WHOLE.items()},
+        single: lambda number: ops.Cast(number, to=FLOAT),
+    }
+
+
+def _scalar(number: float) -> Any:
+    import numpy as np
+    import onnx
+
+    return onnx.numpy_helper.from_array(np.array(number))
+
+
+def exact(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Let a program compute numbers with `EXACT`, and return it."""
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            _rewrite(module.graph)
+    return program
+
+
+def _rewrite(graph: fx.Graph) -> None:
+    made: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        numbers = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.SymFloat)]
+        is_number = isinstance(node.meta.get("val"), torch.SymFloat)
+        given = tuple(one for one in node.args if one is not None)  # Python's round has no digits
+        to_digits = node.target is round and len(given) > 1
+        if node.target in EXACT and (numbers or is_number) and not to_digits:
+            with graph.inserting_before(node):
+                args = fx.map_arg(given, lambda one: made.get(one, one))
+                made[node] = graph.call_function(EXACT[node.target], args)
+            made[node].meta = dict(node.meta)
+            if not is_number:
+                node.replace_all_uses_with(made[node])
+            continue
+        for number in numbers:
+            if number in made:
+                with graph.inserting_before(node):
+                    rounded = graph.call_function(single, (made[number],))
+                rounded.meta = dict(number.meta)
+                node.replace_input_with(number, rounded)
+    for node in reversed(made):
+        if not node.users:
+            graph.erase_node(node)
