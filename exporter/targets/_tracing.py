@@ -360,6 +360,7 @@ class Branches(TorchFunctionMode):
         self._found: dict[str, None] = {}
         self._checks: dict[str, None] = {}
         self._of_state: dict[str, None] = {}
+        self._read: dict[int, dict[str, None]] = {}  # lines that read the values of an input, counted from the last one
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -376,6 +377,8 @@ class Branches(TorchFunctionMode):
                 (self._checks if check else self._found)[source_lines.shown(file, line)] = None
             if min(origins) < self._states and not check:
                 self._of_state[source_lines.shown(file, line)] = None
+            for origin in () if check else origins:
+                self._read.setdefault(origin, {})[source_lines.shown(file, line)] = None
         return func(*args, **(kwargs or {}))
 
     def require_no_state(self) -> None:
@@ -386,6 +389,10 @@ class Branches(TorchFunctionMode):
                 "example",
                 "compute with tensors instead: torch.where, index_select; or ship script if it can compile the code",
             )
+
+    def read(self, inputs: int) -> dict[int, str]:
+        """Return the lines at which Python reads the values of an input, by its index among this many inputs."""
+        return {inputs - 1 - origin: ", ".join(lines) for origin, lines in self._read.items()}
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the branches and checks found, for the row."""

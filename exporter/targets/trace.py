@@ -76,6 +76,8 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
             traced = _specialized.script_module(parts, program.function) if parts else _trace(program, module)
         branches.require_no_state()
+        if not program.entries:
+            _require_no_value(program, module, traced, branches.read(len(program.example)))
         frozen = _frozen(traced.eval())
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract
@@ -118,6 +120,26 @@ def _is_right_outside(program: Program, module: torch.nn.Module, traced: torch.j
         if not all(map(carrying.agree, outputs, expected)):
             return False
     return True
+
+
+def _require_no_value(
+    program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule, read: dict[int, str]
+) -> None:
+    """Raise ExportError if the trace keeps the value of an input, and eager computes something else with another."""
+    from exporter.model import mixed_dtypes
+    from exporter.targets import _values_read
+
+    with mixed_dtypes.agreeing(module, program.example):
+        kept = _values_read.kept(module, traced, program.example, read)
+    if kept is not None:
+        at, _ = kept
+        name = program.function.inputs[at].name
+        raise ExportError(
+            f"Python reads the value of {name} ({read[at]}), and the trace keeps that of the example: with another "
+            "value, eager returns something else",
+            "give a number instead of a tensor if it never changes; else compute with tensors (torch.where, "
+            "index_select), or ship script if it can compile the code",
+        )
 
 
 def _module(program: Program, options: Options) -> tuple[torch.nn.Module, tuple[str, ...]]:

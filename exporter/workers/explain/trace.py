@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from exporter.core import source_lines
 from exporter.model.tensors import Tensors
-from exporter.targets import _tracing
+from exporter.targets import _tracing, _values_read
 from exporter.workers.explain import Finding
 from exporter.workers.explain.subject import Subject
 
@@ -61,6 +61,11 @@ def examine(subject: Subject) -> list[Finding]:
     probes = list(subject.probes())
     mutated = _mutated(subject)
     wrong = [(name, inputs, why) for name, inputs in probes if (why := _difference(subject.module, traced, inputs))]
+    everything = range(len(subject.example))
+    if kept := _values_read.kept(subject.module, traced.module, subject.example, everything):
+        at, inputs = kept
+        named = [spec.name for spec in subject.contract.inputs][at : at + 1] or ["the state"]
+        wrong.append((f"another value of {named[0]}", inputs, "the values of an output differ from eager's"))
     if not wrong:
         harmless = [Finding("note", f"harmless here: {text}", line) for line, text in traced.warned.items()]
         return [Finding("ok", f"correct at all {len(probes)} sizes and values tried"), *harmless, *mutated]

@@ -1,0 +1,107 @@
+"""Inputs whose value a trace keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exporter import targets
+from exporter.core.contract_records import Contract, TensorSpec
+from exporter.core.errors import ExportError
+from exporter.core.size_range import Range
+from exporter.model.capture import Program
+from exporter.model.flattening import FlatModule, flatten_inputs
+from exporter.targets import Options, _values_read
+
+
+class Resampler(nn.Module):
+    """Chooses its layer by the sample rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        return self.wide(x) if int(rate) == 16000 else self.narrow(x)
+
+
+class Masked(nn.Module):
+    """Fills masked positions only if there are any."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x if bool(mask.all()) else x.masked_fill(~mask, 0.0)
+
+
+class Table(nn.Module):
+    """Reads the largest index for a check alone, and the number of rows, which is the same for every index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(4, 8)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if int(index.max()) > 3:
+            raise ValueError("an index is too large")
+        return x + self.rows(index)
+
+
+class Varying(nn.Module):
+    """Reads an index that differs from row to row; the golden varies it."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x * int(index.max())
+
+
+def exported(module: nn.Module, second: torch.Tensor, folder: Path) -> targets.Exported:
+    inputs = {"x": torch.randn(2, 8), "second": second}
+    flat = FlatModule(module, flatten_inputs(module, tuple(inputs.values()))).eval()
+    specs = (
+        TensorSpec("x", "float32", ("batch", 8)),
+        TensorSpec("second", str(second.dtype)[6:], ("batch",) * min(second.dim(), 1) + tuple(second.shape[1:])),
+    )
+    promise = Contract("net", specs, (TensorSpec("y", "float32", (None, None)),), {"batch": Range(1, 4)})
+    program = Program(promise, "cpu", lambda: flat, lambda: tuple(inputs.values()), None)
+    return targets.get("trace").export(program, folder / "trace.pt", Options())
+
+
+@pytest.mark.parametrize(
+    ("module", "second", "line"),
+    [
+        (Resampler(), torch.tensor(16000), "int(rate)"),
+        (Masked(), torch.ones(2, 8, dtype=torch.bool), "mask.all()"),
+    ],
+)
+def test_a_value_that_the_golden_does_not_vary(
+    module: nn.Module, second: torch.Tensor, line: str, tmp_path: Path
+) -> None:
+    at = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if line in text)
+    message = rf"reads the value of second \({__file__}:{at}\), and the trace keeps that of the example"
+    with pytest.raises(ExportError, match=message):
+        exported(module, second, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "second"),
+    [(Table(), torch.zeros(2, dtype=torch.int64)), (Varying(), torch.tensor([1, 3]))],
+)
+def test_other_reads_pass(module: nn.Module, second: torch.Tensor, tmp_path: Path) -> None:
+    exported(module, second, tmp_path)
+    assert (tmp_path / "trace.pt").is_file()
+
+
+class Row(nn.Module):
+    """Takes the row 0, or -1, which is the same one."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x + torch.eye(1, 8)[index],)
+
+
+def test_values_that_eager_rejects_show_nothing() -> None:
+    example = (torch.randn(1, 8), torch.zeros(1, dtype=torch.int64))
+    assert _values_read.kept(Row(), lambda x, _: (x + torch.eye(1, 8)[0],), example, (0, 1)) is None
+    found = _values_read.kept(Row(), lambda x, _: (x,), example, (0, 1))
+    assert found is not None
+    assert (found[0], int(found[1][1])) == (1, -1)
