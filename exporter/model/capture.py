@@ -30,6 +30,7 @@ from exporter.model import (
     differentiation,
     distributions,
     fixed_dims,
+    floor_division,
     gpu_operators,
     mapped_program,
     mixed_dtypes,
@@ -241,6 +242,7 @@ def capture(
                 program, found, checks = last
     mutation.require_known(program)
     _begin_slices(program)
+    floor_division.make_exact(program)
     place = functools.partial(found.place, contract)
     bounds = _allowed(program, contract)
     return Captured(program, found.fixed(contract), bounds, found.rules, found.relaxed, place, tuple(checks))

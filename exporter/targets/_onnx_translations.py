@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-UINT8, INT32, INT64, BOOL, DOUBLE = 2, 6, 7, 9, 11  # ONNX's numbers of data types
+FLOAT, UINT8, INT32, INT64, BOOL, DOUBLE = 1, 2, 6, 7, 9, 11  # ONNX's numbers of data types
 
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
     import torch
     from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops import common, nn
+    from onnxscript.function_libs.torch_lib.ops import common, core, nn
 
     def prod(inp: Any, dims: Sequence[int], output_dtype: int = 0) -> Any:
         ops: Any = opset18
@@ -87,6 +87,40 @@ def table() -> dict[Any, Callable[..., Any]]:
         slope = ops.Where(both, one, ops.Div(one, other))
         return ops.Add(ops.Atan(slope), ops.Where(right, zero, ops.Where(above, pi, ops.Neg(pi))))
 
+    def div_mode(one: Any, other: Any, rounding_mode: str | None = None) -> Any:
+        if not _are_integers(one, other) or rounding_mode is None:  # torch's translation rounds integers to float32
+            return core.aten_div_mode(one, other, rounding_mode)
+        ops: Any = opset18
+        whole = ops.Div(one, other)
+        if rounding_mode == "trunc":
+            return whole
+        zero, lower = (ops.CastLike(ops.Constant(value_int=number), whole) for number in (0, 1))
+        rest = ops.Sub(one, ops.Mul(whole, other))
+        below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
+        return ops.Where(below, ops.Sub(whole, lower), whole)
+
+    def fmod(one: Any, other: Any) -> Any:
+        ops: Any = opset18  # torch's translation computes integers in float64
+        if not _are_integers(one, other):
+            return ops.Mod(one, other, fmod=1)
+        return ops.Sub(one, ops.Mul(ops.Div(one, other), other))
+
+    def remainder(one: Any, other: Any) -> Any:
+        ops: Any = opset18  # torch's translation multiplies a rounded quotient
+        if not one.dtype.is_floating_point():
+            return (
+                core.aten_remainder(one, other) if hasattr(other, "dtype") else core.aten_remainder_scalar(one, other)
+            )
+        rest, zero = ops.Mod(one, other, fmod=1), common.constant(0.0, dtype=one.dtype)
+        below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
+        return ops.Where(below, ops.Add(rest, other), rest)
+
+    def scalar_tensor(number: Any, dtype: int = FLOAT, *options: Any, **named: Any) -> Any:
+        dtype = FLOAT if dtype == -1 else dtype
+        if isinstance(number, (int, float)):  # torch's translation rounds it to float32 first
+            return common.constant(number, dtype=dtype)
+        return core.aten_scalar_tensor(number, dtype)
+
     def rrelu(
         inp: Any, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
     ) -> Any:
@@ -136,6 +170,13 @@ def table() -> dict[Any, Callable[..., Any]]:
         return _pool(3, nn.aten_avg_pool3d, inp, kernel_size, *settings)
 
     return {
+        torch.ops.aten.div.Tensor_mode: div_mode,
+        torch.ops.aten.div.Scalar_mode: div_mode,
+        torch.ops.aten.fmod.Tensor: fmod,
+        torch.ops.aten.fmod.Scalar: fmod,
+        torch.ops.aten.remainder.Tensor: remainder,
+        torch.ops.aten.remainder.Scalar: remainder,
+        torch.ops.aten.scalar_tensor.default: scalar_tensor,
         torch.ops.aten.kthvalue.default: kthvalue,
         torch.ops.aten.atan2.default: atan2,
         torch.ops.aten.log_sigmoid.default: log_sigmoid,
@@ -156,6 +197,11 @@ def table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.searchsorted.Tensor: searchsorted,
         torch.ops.aten.bucketize.Tensor: bucketize,
     }
+
+
+def _are_integers(one: Any, other: Any) -> bool:
+    """Return whether a tensor and a tensor or number are integers."""
+    return one.dtype.is_integer() and (isinstance(other, int) or (hasattr(other, "dtype") and other.dtype == one.dtype))
 
 
 def _pool(dims: int, usual: Callable[..., Any], inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.translating import Outputs, translated
 from torch.nn import functional
 
 from exporter import targets
@@ -142,7 +143,7 @@ class Plain(torch.nn.Module):
         return self.layers(x, torch.full((self.layers.num_layers * (1 + self.layers.bidirectional), 3, 6), 0.5))
 
 
-def translated(model: torch.nn.Module, spec: TensorSpec, sizes: dict[str, Range], folder: Path) -> Any:
+def session_of(model: torch.nn.Module, spec: TensorSpec, sizes: dict[str, Range], folder: Path) -> Any:
     """Export the model to ONNX from its exported program, and return a session and the flat module."""
     x = torch.randn([dim if isinstance(dim, int) else 5 for dim in spec.shape])
     module = FlatModule(model, flatten_inputs(model, {"x": x})).eval()
@@ -155,7 +156,7 @@ def translated(model: torch.nn.Module, spec: TensorSpec, sizes: dict[str, Range]
 
 def test_pools_with_a_divisor(tmp_path: Path) -> None:
     sizes = {"height": Range(4, 16), "width": Range(4, 16)}
-    session, module = translated(Pools(), TensorSpec("x", "float32", (1, 2, "height", "width")), sizes, tmp_path)
+    session, module = session_of(Pools(), TensorSpec("x", "float32", (1, 2, "height", "width")), sizes, tmp_path)
     for height, width in ((5, 5), (8, 4), (4, 15)):
         x = torch.randn(1, 2, height, width)
         for got, wanted in zip(session.run((x,)), module(x), strict=True):
@@ -175,7 +176,7 @@ def test_plain_recurrent_networks_of_any_length(options: dict[str, Any], tmp_pat
     torch.manual_seed(0)
     shape = (3, "length", 4) if options.get("batch_first") else ("length", 3, 4)
     spec = TensorSpec("x", "float32", shape)
-    session, module = translated(Plain(**options), spec, {"length": Range(1, 16)}, tmp_path)
+    session, module = session_of(Plain(**options), spec, {"length": Range(1, 16)}, tmp_path)
     for length in (5, 1, 16):
         x = torch.randn([length if dim == "length" else dim for dim in shape])
         for got, wanted in zip(session.run((x,)), module(x), strict=True):
@@ -216,7 +217,7 @@ def test_projections_are_refused(tmp_path: Path) -> None:
             return self.layers(x)[0]
 
     with pytest.raises(ExportError, match="LSTM has no projections") as raised:
-        translated(Projected(), TensorSpec("x", "float32", ("length", 3, 4)), {"length": Range(1, 16)}, tmp_path)
+        session_of(Projected(), TensorSpec("x", "float32", ("length", 3, 4)), {"length": Range(1, 16)}, tmp_path)
     assert causes.of(raised.value, "onnx").name == "projections-onnx"
 
 
@@ -234,3 +235,28 @@ def test_cumulative_products(opset: int | None, tmp_path: Path) -> None:
         opacity = torch.rand(sizes)
         opacity[0, 0] = 1.0
         torch.testing.assert_close(session.run((opacity,)), module(opacity))
+
+
+def test_integers_beyond_float32_and_remainders(tmp_path: Path) -> None:
+    whole = torch.tensor([2**60 + 1, 1764404465, -7, 7, -(2**55) - 3, 60])
+
+    def divided(x: torch.Tensor) -> Outputs:
+        n = x.long() + whole
+        return (
+            *(torch.div(n, 60, rounding_mode=mode) for mode in ("trunc", "floor")),
+            *(torch.div(n, torch.tensor(-60), rounding_mode=mode) for mode in ("trunc", "floor")),
+            *(
+                n // 60,
+                n % 1000,
+                torch.fmod(n, 1000),
+                n.remainder(torch.tensor(-1000)),
+                torch.fmod(n, torch.tensor(77)),
+            ),
+            *(torch.div(n.int(), 7, rounding_mode="trunc"), torch.div(x, 0.3, rounding_mode="trunc"), n.div(2.0)),
+            *(x % 0.1, torch.remainder(x, -0.3), x.remainder(torch.tensor([0.7])), torch.fmod(x, 0.1)),
+        )
+
+    x = torch.tensor([1.0, 0.9, -1.0, -0.35, 0.0, 2.0])
+    module, run = translated(divided, x, {}, tmp_path)
+    for got, wanted in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
