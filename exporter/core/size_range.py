@@ -44,6 +44,14 @@ class Range:
         step = self.multiple_of
         return self.choices or range(-(-self.min // step) * step, self.max + 1, step)
 
+    def covers(self, other: Range) -> bool:
+        """Return whether every size of another range is allowed."""
+        if self.choices or other.choices:
+            few = other.choices or other.sizes[: len(self.choices) + 1]
+            return all(map(self.allows, few))
+        ends = self.allows(other.sizes[0]) and self.allows(other.sizes[-1])
+        return ends and (len(other.sizes) == 1 or other.multiple_of % self.multiple_of == 0)
+
     @property
     def written(self) -> tuple[int, ...]:
         """The form in a recipe: (min, max) or (min, max, step)."""

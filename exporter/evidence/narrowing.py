@@ -95,7 +95,9 @@ def _bounds(captured: Captured, graph: torch.nn.Module, trial: _Trial, contract:
     for name, bounds in captured.bounds.items():
         promised, size = contract.symbols[name], trial.base[name]
         if bounds.allows(size) and (wrong := trial.wrong(graph, name, _outside(size, promised, bounds))):
-            yield Narrowing(name, promised.within(bounds.min, bounds.max), captured.place(name, wrong[0], 1))
+            low = bounds.min if min(wrong) < bounds.min else promised.min
+            high = bounds.max if max(wrong) > bounds.max else promised.max
+            yield Narrowing(name, promised.within(low, high), captured.place(name, wrong[0], 1))
 
 
 def _conditions(

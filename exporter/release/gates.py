@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exporter import targets
 from exporter.core import runners
 from exporter.core.parity_records import VERDICTS
 from exporter.core.records import EAGER, MetricRecord, VariantRecord
+from exporter.core.size_range import Range
 from exporter.core.timing_records import Timing, runs_for
 from exporter.release.plan import Gates
 from exporter.report.rows import number, size_of
@@ -107,6 +109,16 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
         wanted = f"at most {gates.max_metric_loss:g} less than eager's"
         checks.append(_check("max_metric_loss", gates.max_metric_loss, found.metric_loss, kept, wanted))
     return tuple(checks)
+
+
+def ranges(asked: Mapping[str, Range], record: VariantRecord) -> tuple[Check, ...]:
+    """Return a failed check for each range of the release file that the artifact's contract does not cover."""
+    held = record.contract.symbols if record.contract else {}
+    return tuple(
+        Check("ranges", str(wanted), str(held[name]), False, f"the artifact takes {name} {held[name]}, not {wanted}")
+        for name, wanted in asked.items()
+        if name in held and not held[name].covers(wanted)
+    )
 
 
 def _speedup(found: Measurements, over: Measurements | None) -> float | None:

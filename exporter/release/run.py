@@ -17,7 +17,7 @@ from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.release import keys
 from exporter.release.executor import Executor, Outcome
-from exporter.release.gates import Check, Measurements, check, measure
+from exporter.release.gates import Check, Measurements, check, measure, ranges
 from exporter.release.plan import Step
 from exporter.release.state import Journal
 
@@ -175,4 +175,5 @@ def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
     baseline = done.get(step.beside(step.gates.over))
     over = measure(next(r for r in baseline.variants if r.name == step.gates.over)) if baseline else None
     measured = measure(record, step.gates.cpp, done[step.name].metric if step.name in done else None)
-    return Row(step, place, outcome is None, measured=measured, checks=check(step.gates, measured, over))
+    checks = check(step.gates, measured, over) + ranges(step.request.ranges, record)
+    return Row(step, place, outcome is None, measured=measured, checks=checks)

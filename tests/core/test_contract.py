@@ -335,3 +335,22 @@ def test_ranges_without_a_size_are_invalid(low: int, high: int, step: int) -> No
     data["symbols"] = {name: {"min": low, "max": high, "multiple_of": step} for name in data["symbols"]}
     with pytest.raises(ArtifactError, match="not a valid Contract"):
         from_json(Contract, json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "covered"),
+    [
+        (Range(1, 8), Range(2, 8), True),
+        (Range(2, 8), Range(1, 8), False),
+        (Range(2, 8), Range(2, 9), False),
+        (Range(8, 64, multiple_of=8), Range(16, 64, multiple_of=16), True),
+        (Range(8, 64, multiple_of=8), Range(8, 64, multiple_of=4), False),
+        (Range(8, 64, multiple_of=8), Range(16, 16), True),
+        (Range(8, 16, (8, 16)), Range(8, 16, multiple_of=8), True),
+        (Range(8, 16, (8, 16)), Range(8, 1 << 40), False),
+        (Range(1, 64), Range(8, 16, (8, 16)), True),
+        (Range(9, 64), Range(8, 16, (8, 16)), False),
+    ],
+)
+def test_a_range_covers_another(held: Range, wanted: Range, covered: bool) -> None:
+    assert held.covers(wanted) is covered

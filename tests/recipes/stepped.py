@@ -75,6 +75,19 @@ class Hop(nn.Module):
         return self.layer(audio.unflatten(-1, (-1, 40)))[0]
 
 
+class Growing(torch.nn.Module):
+    """Adds positions from a table that is replaced by a longer one when needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(8.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > self.table.shape[0]:
+            self.table = torch.arange(x.shape[1]) / 2
+        return x + self.table[: x.shape[1]]
+
+
 class Branch(nn.Module):
     """Computes something else from size 33 on."""
 

@@ -30,10 +30,12 @@ from support.releases import planned
 
 from exporter.bundle import integrity
 from exporter.core import environment, filesystem
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.parity_records import Parity
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, SessionRecord
+from exporter.core.size_range import Range
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run, schema
 from exporter.release.plan import Gates
 from exporter.runs.request import Request
@@ -227,6 +229,15 @@ def test_a_gate_without_a_measurement_fails(wanted: Gates) -> None:
     (other,) = gates.check(Gates(min_speedup=0.1, over="onnx"), gates.measure(variant()), None)
     assert other.text.startswith("not measured")
     assert "onnx has no timing: run its step too" in other.text
+
+
+def test_a_contract_that_is_narrower_than_the_file_asks_fails() -> None:
+    symbols = {"batch": Range(1, 8), "length": Range(2, 32)}
+    record = variant(contract=Contract("net", (TensorSpec("x", "float32", ("batch", "length")),), (), symbols))
+    assert gates.ranges({"batch": Range(2, 8), "length": Range(2, 32), "height": Range(1, 2)}, record) == ()
+    (one,) = gates.ranges({"batch": Range(1, 8), "length": Range(1, 32)}, record)
+    assert (one.gate, one.passed) == ("ranges", False)
+    assert one.text == "the artifact takes length 2 to 32, not 1 to 32"
 
 
 @pytest.fixture

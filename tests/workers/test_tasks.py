@@ -103,6 +103,11 @@ def test_a_branch_on_a_size_narrows_artifacts_of_the_graph() -> None:
     assert found == [Narrowing("length", Range(2, 32), line_of(stepped.Branch, "if x.shape"), "graph")]
 
 
+def test_a_range_is_narrowed_only_at_the_end_that_is_wrong() -> None:
+    _, found = captured(stepped.Growing(), 2, "length", sizes={"length": 5}, length=Range(1, 40))
+    assert found == [Narrowing("length", Range(1, 8), line_of(stepped.Growing, "if x.shape"), "graph")]
+
+
 def test_a_condition_between_the_cases_of_a_golden_narrows_too() -> None:
     _, found = captured(stepped.Seventh(), 2, "length", sizes={"length": 64}, length=Range(1, 160))
     assert found == [Narrowing("length", Range(64, 69), line_of(stepped.Seventh, "return -x"), "graph")]
