@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ def save(tensors: Mapping[str, torch.Tensor], path: Path, about: Mapping[str, An
     pairs = sorted(name for name, tensor in tensors.items() if tensor.dtype in PAIRS)
     told = {**(about or {}), **({"complex": pairs} if pairs else {})}
     stored = {name: _plain(tensor) for name, tensor in tensors.items()}
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
     save_file(stored, path, {ABOUT: json.dumps(told)} if told else None)
+    path.chmod(mode)  # the umask's: safetensors renames a temporary file, which only its owner may read
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

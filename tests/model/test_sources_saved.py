@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -252,6 +253,15 @@ def test_inputs_that_violate_the_contract(made_bundle: Path, tmp_path: Path, inp
     torch.save(inputs, tmp_path / "inputs.pt")
     with pytest.raises(RecipeError, match=message):
         load(made_bundle / "trace.pt", tmp_path / "inputs.pt")
+
+
+def test_files_of_tensors_get_their_mode_from_the_umask(tmp_path: Path) -> None:
+    previous = os.umask(0o027)
+    try:
+        tensor_files.save({"x": torch.ones(2)}, tmp_path / "golden.safetensors")
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "golden.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_foreign_golden_is_ignored(made_bundle: Path, tmp_path: Path) -> None:
