@@ -1,7 +1,8 @@
 """Stage a bundle beside its destination, and publish it in one step.
 
 A run writes to `.NAME.staging` next to the bundle and swaps it in at the end, so a run that is killed at any moment
-leaves the last good bundle intact. Only one run at a time holds the lock `.NAME.lock`.
+leaves the last good bundle intact. Only one run at a time holds the lock `.NAME.lock`. Where NAME is a symlink, all of
+this concerns the directory that it points to, and the link stays.
 """
 
 from __future__ import annotations
@@ -66,7 +67,15 @@ def spare(out: Path, ending: str) -> Path:
 
     The suffix is INTERRUPTED for a run that did not finish, and FAILED for one in which something failed.
     """
-    return out.with_name(out.name + ending) if os.path.lexists(out / MANIFEST) else out
+    if not os.path.lexists(out / MANIFEST):
+        return out
+    place = destination(out)
+    return place.with_name(place.name + ending)
+
+
+def destination(out: Path) -> Path:
+    """Return the absolute path of the directory that `out` is or, as a symlink, points to."""
+    return Path(os.path.realpath(out)) if out.is_symlink() else out.absolute()
 
 
 def lost(out: Path, made: Manifest) -> tuple[str, ...]:
@@ -94,15 +103,16 @@ def stage(out: Path) -> Iterator[Staging]:
 
 @contextmanager
 def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
-    """Lock the absolute path `out`, unless `refuse` raises for it, and yield an empty directory beside it."""
+    """Lock the absolute path `out`, unless `refuse` raises for it, and yield an empty directory beside that place."""
     refuse(out)
-    root = out.with_name(f".{out.name}.staging")
-    lock = out.with_name(f".{out.name}.lock")
+    place = destination(out)
+    root = place.with_name(f".{place.name}.staging")
+    lock = place.with_name(f".{place.name}.lock")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         with filesystem.locked(lock, out):
             try:
-                _restore(out)
+                _restore(place)
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
                 filesystem.probe_space(root)
@@ -114,9 +124,8 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def refuse_foreign(out: Path) -> None:
-    """Raise BundleError if a bundle would replace files that exporter did not write."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise BundleError(f"{out} is not a directory", "give another --out")
+    """Raise BundleError if a bundle would replace files that exporter did not write, or cannot replace `out`."""
+    require_replaceable(out)
     try:
         held = {entry.name for entry in out.iterdir()} if out.exists() else set()
     except OSError as error:
@@ -133,6 +142,20 @@ def refuse_foreign(out: Path) -> None:
         )
 
 
+def require_replaceable(out: Path) -> None:
+    """Raise BundleError if `out` exists but is not a directory, or if it is a mount point.
+
+    The kernel refuses to rename a mount point, so nothing can be swapped with it.
+    """
+    place = destination(out)
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise BundleError(f"{out} is not a directory", "give another directory")
+    if filesystem.is_mount_point(place):
+        raise BundleError(
+            f"{out} is a mount point, which cannot be replaced", f"give a directory inside it, such as {out / 'model'}"
+        )
+
+
 def _recorded(out: Path) -> set[str]:
     with suppress(ArtifactError):
         manifest = read_manifest(out)
@@ -141,11 +164,12 @@ def _recorded(out: Path) -> set[str]:
     return {file.name for file in out.iterdir() if target_of(file.name) or file.name.endswith(CACHE)}
 
 
-def swap(staged: Path, place: Path) -> Path:
-    """Move a staged directory to its place, in one step if the file system supports that; return the place.
+def swap(staged: Path, out: Path) -> Path:
+    """Move a staged directory to the destination of `out`, in one step if the file system can; return `out`.
 
     Everything is synced to disk before, so a loss of power leaves either the old or the new directory complete.
     """
+    place = destination(out)
     filesystem.sync_tree(staged)
     if not place.exists():
         staged.rename(place)
@@ -156,7 +180,7 @@ def swap(staged: Path, place: Path) -> Path:
         staged.rename(place)
         shutil.rmtree(old, ignore_errors=True)
     filesystem.sync(place.parent)
-    return place
+    return out
 
 
 def _aside(place: Path) -> Path:

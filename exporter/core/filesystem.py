@@ -15,6 +15,8 @@ from typing import IO, BinaryIO
 from exporter.core.errors import BundleError, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(rb"\\(\d{3})")  # a space in a path of MOUNTS is \040
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 NEW = ".new"  # suffix of a file that is still being written
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors for a directory that cannot be synced
@@ -95,6 +97,20 @@ def is_full(folder: Path) -> bool:
     except OSError as error:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return False
+
+
+def is_mount_point(folder: Path) -> bool:
+    """Return whether something is mounted at a folder, even another folder of the same file system."""
+    real = os.path.realpath(folder)
+    return os.path.ismount(real) or real in _mount_points()
+
+
+def _mount_points() -> set[str]:
+    """Return the paths at which something is mounted; none where /proc is missing."""
+    with suppress(OSError):
+        rows = [row.split(b" ") for row in MOUNTS.read_bytes().split(b"\n") if row]
+        return {os.fsdecode(_OCTAL.sub(lambda code: bytes([int(code[1], 8)]), row[4])) for row in rows}
+    return set()
 
 
 def error(error: OSError, out: Path) -> BundleError:

@@ -118,9 +118,8 @@ def _files(place: Path) -> set[str]:
 
 
 def _refuse_foreign(out: Path, kind: str) -> None:
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise BundleError(f"{out} is not a directory", "choose another directory")
-    held = _files(out)
+    publishing.require_replaceable(out)
+    held = _files(publishing.destination(out))
     if not held:
         return
     deployment = read(out)

@@ -84,12 +84,13 @@ def run(
 
 def _held(step: Step) -> Path:
     """Return the path where a step's last bundle is held until the gates of the new one have been checked."""
-    return step.request.out.with_name(f".{step.request.out.name}.last")
+    place = publishing.destination(step.request.out)
+    return place.with_name(f".{place.name}.last")
 
 
 def _hold(step: Step) -> None:
     """Hold the bundle that is in the step's place, by hard links. One that a killed release held takes precedence."""
-    place, held = step.request.out, _held(step)
+    place, held = publishing.destination(step.request.out), _held(step)
     if held.exists() and not place.exists():
         held.rename(place)
     if not held.exists() and (place / layout.MANIFEST).exists():
@@ -111,13 +112,13 @@ def _link(source: str, to: str) -> None:
 
 def _settled(state: Journal, row: Row) -> Row:
     """Remove the held bundle, or put it back in place of one that failed its gates, and return the row."""
-    place, held = row.step.request.out, _held(row.step)
+    place, held = publishing.destination(row.step.request.out), _held(row.step)
     if not held.exists():
         return row
-    if row.passed or row.place != place:
+    if row.passed or row.place != row.step.request.out:
         shutil.rmtree(held)
         return row
-    failed = place.with_name(place.name + publishing.FAILED)
+    failed = publishing.destination(place.with_name(place.name + publishing.FAILED))
     publishing.refuse_foreign(failed)
     if failed.exists():
         shutil.rmtree(failed)

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -259,13 +260,74 @@ def test_a_bundle_with_a_broken_manifest_may_be_replaced(tmp_path: Path) -> None
     assert (tmp_path / "toy" / "trace.pt").read_text() == "two"
 
 
-def test_a_file_or_a_link_in_the_place(tmp_path: Path) -> None:
+def test_a_file_or_a_broken_link_in_the_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    for name in ("file", "link"):
-        with pytest.raises(BundleError, match="is not a directory"), publishing.stage(tmp_path / name):
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "link", "loop"):
+        with pytest.raises(BundleError, match=f"{name} is not a directory"), publishing.stage(tmp_path / name):
             pass
+
+
+def test_a_link_to_a_directory_stays(tmp_path: Path) -> None:
+    """The bundle is staged beside the directory, which may be on another file system than the link."""
+    real, link = tmp_path / "disk" / "real", tmp_path / "link"
+    link.symlink_to(real)
+    for mark in ("one", "two"):
+        assert publish(link, mark) == link
+        assert (link.readlink(), (real / "trace.pt").read_text()) == (real, mark)
+    with publishing.stage(link) as staging:
+        staging.write(MANIFEST)
+        assert {entry.name for entry in real.parent.iterdir()} == {"real", ".real.staging", ".real.lock"}
+        with pytest.raises(BundleError, match="in use by another run"), publishing.stage(real):
+            pass
+        assert staging.publish_beside(publishing.FAILED) == real.with_name("real.failed")
+    assert leftovers(tmp_path) == leftovers(real.parent) == set()
+    (real / "thesis.tex").touch()
+    with pytest.raises(BundleError, match=r"thesis\.tex, which exporter did not write"), publishing.stage(link):
+        pass
+
+
+def test_a_failed_run_takes_the_free_place_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with publishing.stage(tmp_path / "link") as staging:
+        staging.write(MANIFEST)
+        assert staging.publish_beside(publishing.FAILED) == tmp_path / "link"
+    assert layout.read_manifest(tmp_path / "real") == MANIFEST
+
+
+def test_a_mount_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold a bundle, be behind a link, and have a name that Linux lists with escapes."""
+    out = tmp_path / "my \\out, größer"
+    publish(out)
+    (tmp_path / "link").symlink_to(out)
+    listed = str(out.resolve()).replace("\\", r"\134").replace(" ", r"\040")
+    text = f"22 1 0:21 / /proc rw - proc proc rw\n23 1 8:1 /out {listed} rw shared:1 - ext4 /dev/sda1 rw\n"
+    (tmp_path / "mountinfo").write_text(text)
+    monkeypatch.setattr(filesystem, "MOUNTS", tmp_path / "mountinfo")
+    for place in (out, tmp_path / "link"):
+        with pytest.raises(BundleError, match="is a mount point") as raised, publishing.stage(place):
+            pass
+        assert raised.value.remedy == f"give a directory inside it, such as {place / 'model'}"
+    assert leftovers(tmp_path) == set()
+    publish(out.with_name("my"))
+    monkeypatch.setattr(filesystem, "MOUNTS", tmp_path / "missing")
+    publish(out)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_directory_of_the_same_file_system_is_recognized_as_mounted(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    if subprocess.run(["mount", "--bind", tmp_path / "toy", tmp_path / "toy"], check=False).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        with pytest.raises(BundleError, match="toy is a mount point"), publishing.stage(tmp_path / "toy"):
+            pass
+        publish(tmp_path / "toy" / "model")
+    finally:
+        subprocess.run(["umount", tmp_path / "toy"], check=True)
+    assert (tmp_path / "toy" / "model" / "trace.pt").is_file()
 
 
 def test_a_file_as_a_parent_directory(tmp_path: Path) -> None:

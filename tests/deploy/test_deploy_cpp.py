@@ -13,9 +13,10 @@ from support import goldens
 from support.commands import NATIVE, Cli
 from support.manifests import CONTRACT, failed, manifest, variant
 
+from exporter import deploy
 from exporter.bundle import layout
 from exporter.bundle.layout import read_manifest
-from exporter.core import environment
+from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
 from exporter.deploy import choose, cpp
 from exporter.evidence import golden
@@ -73,6 +74,30 @@ def test_a_golden_of_an_earlier_release_is_converted(bundle: Path, tmp_path: Pat
 def test_a_folder_with_other_files_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="holds files, but no deployment"):
         cpp.deploy(bundle, read_manifest(bundle), "trace", bundle)
+
+
+def test_a_mount_point_is_refused_before_anything_is_deployed(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pair-cpp").mkdir()
+    (tmp_path / "mountinfo").write_text(f"23 1 8:1 /out {tmp_path / 'pair-cpp'} rw - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(filesystem, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(cpp, "fill", None)
+    with pytest.raises(BundleError, match="pair-cpp is a mount point"):
+        cpp.deploy(bundle, read_manifest(bundle), "trace", tmp_path / "pair-cpp")
+
+
+def test_a_deployment_through_a_link_replaces_the_files_behind_it(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    for mark in ("one", "two"):
+        with deploy.staged(link, "cpp") as root:
+            (root / "trace.pt").write_text(mark)
+            deploy.publish(root, link, deploy.Deployment("cpp", "pair", "trace"))
+        assert (link.readlink(), (real / "trace.pt").read_text()) == (real, mark)
+    (real / "mine.txt").touch()
+    with pytest.raises(BundleError, match=r"mine\.txt, which exporter did not write"), deploy.staged(link, "cpp"):
+        pass
 
 
 @pytest.mark.parametrize("file", ["trace.pt", "golden.safetensors"])

@@ -441,6 +441,23 @@ def test_a_bundle_that_fails_its_gates_does_not_replace_the_last_one(tmp_path: P
 
 
 @pytest.mark.usefixtures("no_models")
+def test_the_place_of_a_bundle_may_be_a_link(tmp_path: Path) -> None:
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place, real = first.step.request.out, tmp_path / "real"
+    place.rename(real)
+    place.symlink_to(real)
+    good = (real / "trace.pt").stat().st_ino
+    (row,) = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+    assert (row.passed, row.place) == (False, real.with_name("real.failed"))
+    assert (place.readlink(), (real / "trace.pt").stat().st_ino) == (real, good)
+    (again,) = release(tmp_path, text.format(5), resume=False, only="bert/")
+    assert (again.passed, again.place, place.readlink()) == (True, place, real)
+    assert (real / "trace.pt").stat().st_ino != good
+    assert not real.with_name(".real.last").exists()
+
+
+@pytest.mark.usefixtures("no_models")
 def test_the_last_bundle_of_a_killed_release_is_restored(tmp_path: Path) -> None:
     """The run was killed before the new bundle's gates were judged, or while the last bundle was restored."""
     text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
