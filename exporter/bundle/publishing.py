@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -103,22 +102,27 @@ def stage(out: Path) -> Iterator[Staging]:
 
 @contextmanager
 def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
-    """Lock the absolute path `out`, unless `refuse` raises for it, and yield an empty directory beside that place."""
+    """Lock the absolute path `out`, unless `refuse` raises for it, and yield an empty directory beside its destination.
+
+    Raises BundleError if what is there could not be replaced.
+    """
     refuse(out)
     place = destination(out)
     root = place.with_name(f".{place.name}.staging")
     lock = place.with_name(f".{place.name}.lock")
     try:
+        filesystem.require_removable(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         with filesystem.locked(lock, out):
             try:
                 _restore(place)
-                shutil.rmtree(root, ignore_errors=True)
+                _clear(root)
                 root.mkdir()
                 filesystem.probe_space(root)
                 yield root
             finally:
-                shutil.rmtree(root, ignore_errors=True)
+                with suppress(OSError):
+                    filesystem.remove_tree(root)
     except OSError as error:
         raise filesystem.error(error, out) from error
 
@@ -175,10 +179,11 @@ def swap(staged: Path, out: Path) -> Path:
         staged.rename(place)
     elif not _exchange(staged, place):  # unsupported: for a moment there is no bundle
         old = _aside(place)
-        shutil.rmtree(old, ignore_errors=True)
+        _clear(old)
         place.rename(old)
         staged.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):
+            filesystem.remove_tree(old)
     filesystem.sync(place.parent)
     return out
 
@@ -193,7 +198,18 @@ def _restore(place: Path) -> None:
     old = _aside(place)
     if old.exists() and not place.exists():
         old.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
+    _clear(old)
+
+
+def _clear(left: Path) -> None:
+    """Remove a directory that an earlier run left. Raises BundleError if that is not possible."""
+    try:
+        filesystem.remove_tree(left)
+    except OSError as error:
+        raise BundleError(
+            f"{left}, which an earlier run left, cannot be removed: {error.strerror}",
+            "remove it as its owner, or give another --out",
+        ) from error
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import re
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -111,6 +113,34 @@ def _mount_points() -> set[str]:
         rows = [row.split(b" ") for row in MOUNTS.read_bytes().split(b"\n") if row]
         return {os.fsdecode(_OCTAL.sub(lambda code: bytes([int(code[1], 8)]), row[4])) for row in rows}
     return set()
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a directory, if there is one, even if it or a directory in it is write-protected.
+
+    Raises OSError for what cannot be removed.
+    """
+    if root.is_symlink() or not root.is_dir():
+        return
+    _unprotect(root)
+    for folder, names, _ in os.walk(root):
+        for name in names:
+            _unprotect(Path(folder, name))
+    shutil.rmtree(root)
+
+
+def _unprotect(folder: Path) -> None:
+    with suppress(OSError):  # it belongs to another user, who may let us write to it
+        if not folder.is_symlink():
+            folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
+
+
+def require_removable(root: Path) -> None:
+    """Raise BundleError if another user owns a directory under `root` and lets nobody remove what is in it."""
+    for folder, names, files in os.walk(root):
+        if (names or files) and Path(folder).stat().st_uid != os.geteuid() and not os.access(folder, os.W_OK):
+            cause = f"{root} cannot be replaced: {folder} belongs to another user"
+            raise BundleError(cause, "change its owner, or give another --out")
 
 
 def error(error: OSError, out: Path) -> BundleError:

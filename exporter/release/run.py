@@ -77,7 +77,8 @@ def run(
             for step in todo:
                 known = outcomes.get(step.name)
                 if _is_held_twice(step) or (known and _row(step, done, known).passed):
-                    shutil.rmtree(_held(step), ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        filesystem.remove_tree(_held(step))
             raise
         return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
 
@@ -116,12 +117,11 @@ def _settled(state: Journal, row: Row) -> Row:
     if not held.exists():
         return row
     if row.passed or row.place != row.step.request.out:
-        shutil.rmtree(held)
+        filesystem.remove_tree(held)
         return row
     failed = publishing.destination(place.with_name(place.name + publishing.FAILED))
     publishing.refuse_foreign(failed)
-    if failed.exists():
-        shutil.rmtree(failed)
+    filesystem.remove_tree(failed)
     place.rename(failed)
     held.rename(place)
     state.forget([row.step])

@@ -9,7 +9,8 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from exporter.core.errors import BundleError
 from exporter.core.json_codec import to_json
 
 FORK = multiprocessing.get_context("spawn")
+NOBODY = 65534
 
 
 def publish(out: Path, mark: str = "one") -> Path:
@@ -328,6 +330,89 @@ def test_a_directory_of_the_same_file_system_is_recognized_as_mounted(tmp_path: 
     finally:
         subprocess.run(["umount", tmp_path / "toy"], check=True)
     assert (tmp_path / "toy" / "model" / "trace.pt").is_file()
+
+
+@pytest.fixture
+def users_folder() -> Iterator[Path]:
+    """Yield a folder of a user without privileges, which that user can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        yield Path(folder)
+
+
+def as_user(function: Callable[[Path], None], folder: Path) -> None:
+    """Call the function in a process without privileges."""
+    child = FORK.Process(target=_as_user, args=(function, folder))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def _as_user(function: Callable[[Path], None], folder: Path) -> None:
+    if os.geteuid() == 0:
+        os.setuid(NOBODY)
+    function(folder)
+
+
+def _replace_protected(folder: Path) -> None:
+    for mark in ("one", "two"):
+        place = publish(folder / "toy", mark)
+        for path in (*place.rglob("*"), place):
+            path.chmod(path.stat().st_mode & ~0o222)
+    publish(folder / "toy", "three")
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_write_protected_bundle_is_replaced(users_folder: Path, exchanges: bool) -> None:
+    as_user(_replace_protected if exchanges else _replace_protected_in_two_steps, users_folder)
+    assert (users_folder / "toy" / "trace.pt").read_text() == "three"
+    assert leftovers(users_folder) == set()
+
+
+def _replace_protected_in_two_steps(folder: Path) -> None:
+    publishing._exchange = lambda a, b: False
+    _replace_protected(folder)
+
+
+def test_links_in_a_removed_directory_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir(mode=0o500)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "link").symlink_to(tmp_path / "kept")
+    filesystem.remove_tree(tmp_path / "old")
+    assert not (tmp_path / "old").exists()
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o500
+
+
+def _replace_roots(folder: Path) -> None:
+    with pytest.raises(BundleError, match=f"toy cannot be replaced: {folder}/toy belongs to another user"):
+        publish(folder / "toy", "two")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_bundle_that_could_not_be_removed_is_refused_at_once(users_folder: Path) -> None:
+    publish(users_folder / "toy")
+    as_user(_replace_roots, users_folder)
+    assert (users_folder / "toy" / "trace.pt").read_text() == "one"
+    assert leftovers(users_folder) == set()
+
+
+@pytest.mark.parametrize("ending", ["staging", "old"])
+def test_leftovers_that_cannot_be_removed_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    publish(tmp_path / "toy")
+    left = tmp_path / f".toy.{ending}"
+    left.mkdir()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    words = rf"\.toy\.{ending}, which an earlier run left, cannot be removed: Permission denied"
+    with pytest.raises(BundleError, match=words) as raised, publishing.stage(tmp_path / "toy"):
+        pass
+    assert "its owner" in raised.value.remedy
 
 
 def test_a_file_as_a_parent_directory(tmp_path: Path) -> None:
