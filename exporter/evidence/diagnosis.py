@@ -19,6 +19,7 @@ UNRECORDED = "no trace or graph records writes through .data"
 KINDS = ("boolean", "Python number", "Python float")  # what a tensor was converted to, the likeliest cause first
 DATA = "written-through-data"  # the name in exporter.core.causes
 ROUNDING = "rounding-decides"
+NAN = "not-a-number"
 UNSTEADY = "eager returns other values at a second run"
 
 
@@ -118,11 +119,18 @@ def explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diag
     return replace(found, cause=next((one["cause"] for one in worst.outputs if one.get("cause")), ""))
 
 
+def _is_eagers_nan(case: CheckedCase) -> bool:
+    """Return whether a case fails only because eager itself returns NaN."""
+    return not case.error and all(one.get("cause") == NAN for one in case.outputs if one["verdict"] == "FAIL")
+
+
 def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diagnosis:
     if known.unsteady:
         return Diagnosis(f"{UNSTEADY}: {known.unsteady}; {reason}", "unsteady", {"why": known.unsteady})
     if any(one["verdict"] == "FAIL" and one.get("cause") == ROUNDING for one in worst.outputs):
         return Diagnosis(reason, ROUNDING)
+    if all(_is_eagers_nan(case) for case in cases if case.fails):
+        return Diagnosis(reason, NAN)
     if fixed := fixed_sizes(cases):
         return _fixed(fixed, known)
     if pattern := carried_state(cases):

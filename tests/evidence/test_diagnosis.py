@@ -249,3 +249,13 @@ def test_every_fixed_size_is_reported_with_its_line() -> None:
 def test_warnings_are_ignored_without_a_pattern() -> None:
     known = Known((INTEGER, BRANCH))
     assert explain("0.1 where the reference is 0.2", case("n=2", False), known=known).reason.endswith("is 0.2")
+
+
+def test_no_pattern_is_claimed_where_eager_returns_nan() -> None:
+    right, wrong = case("batch=1 s=4", True), case("batch=2 s=4", False)
+    outputs = ({"output": "y", "verdict": "FAIL", "cause": diagnosis.NAN},)
+    found = explain("y: NaN", right, replace(wrong, outputs=outputs))
+    assert (found.reason, found.cause) == ("y: NaN", diagnosis.NAN)
+    assert "inputs that the model is made for" in remedy(found)
+    mixed = explain("y: NaN", right, replace(wrong, outputs=outputs), case("batch=2 s=8", False))
+    assert mixed.fixed

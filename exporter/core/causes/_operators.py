@@ -64,7 +64,8 @@ CAUSES = (
         "size-as-attribute-onnx",
         (r"Unsupported attribute type: '<class '(?:[\w.]*SymbolicTensor|list)'>'",),
         "An argument that ONNX has as a constant, such as a convolution's groups or a shift, is a size of the input",
-        "fix that size (--dynamic with the names of the others, or none), write the operation without that argument, or ship another target",
+        "fix that size (--dynamic with the names of the others, or none), write the operation without that argument, "
+        "or ship another target",
     ),
     Cause(
         "projections-onnx",
