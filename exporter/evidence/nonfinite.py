@@ -1,4 +1,7 @@
-"""Cases with NaN or infinity in an input: where eager propagates the value, an artifact must propagate it too."""
+"""Cases with NaN or infinity in an input: where eager propagates the value, an artifact must propagate it too.
+
+If eager removes the value, so that all its outputs are finite, those of an artifact must be finite too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from exporter.model.tensors import Run, Tensors
 
 VALUES = {"NaN": float("nan"), "infinity": float("inf")}
 ALONE = 8  # the first ALONE inputs have cases of their own; the others share one per value
-NAN, PLUS, MINUS = 1, 2, 3  # codes in NonFinite.expected; 0 where nothing is required
+NAN, PLUS, MINUS, FINITE = 1, 2, 3, 4  # codes in NonFinite.expected; 0 where nothing is required
 
 
 class Failure(enum.Enum):
@@ -51,6 +54,8 @@ def make(
         if isinstance(reference, Failure) or isinstance(outputs, Failure):
             continue
         expected = tuple(_brief(_demanded(e, r)) for e, r in zip(outputs, reference, strict=True))
+        if all(map(_is_finite, (*outputs, *reference))):
+            expected = tuple(torch.tensor(FINITE, dtype=torch.int8) for _ in outputs)
         if any(bool(codes.any()) for codes in expected):
             found.append(NonFinite(inputs, spoilt, value, expected))
     return tuple(found), tuple(notes)
@@ -89,6 +94,10 @@ def _demanded(eager: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.where(_codes(eager) == _codes(reference), _codes(eager), 0)
 
 
+def _is_finite(values: torch.Tensor) -> bool:
+    return bool(values.isfinite().all())
+
+
 def _codes(values: torch.Tensor) -> torch.Tensor:
     return (values.isnan() * NAN + values.isposinf() * PLUS + values.isneginf() * MINUS).to(torch.int8)
 
@@ -114,7 +123,7 @@ def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> st
         if got.is_floating_point() and bool(expected.any()):
             if expected.numel() > 1 and got.shape != expected.shape:  # the values decide how many there are
                 return f"{case.value} is not propagated: {name} has another size {given}"
-            wrong = (expected != 0) & (_codes(got.detach().cpu()) != expected)
+            wrong = (expected != 0) & (_codes(got.detach().cpu()) != torch.where(expected == FINITE, 0, expected))
             if bool(wrong.any()):
                 return _said(name, got, expected.expand(got.shape), wrong, given)
     return ""
@@ -122,6 +131,9 @@ def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> st
 
 def _said(name: str, got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, given: str) -> str:
     place = int(wrong.reshape(-1).to(torch.int8).argmax())
+    if int(expected.reshape(-1)[place]) == FINITE:
+        spoilt = float(got.reshape(-1)[place])
+        return f"{name}{_index(place, got.shape)} is {spoilt:.4g} {given}; eager returns finite numbers"
     wanted = "NaN" if int(expected.reshape(-1)[place]) == NAN else "infinity"
     number = float(got.reshape(-1)[place])
     found = f"{name}{_index(place, got.shape)} is {number:.4g}"

@@ -70,9 +70,21 @@ def test_values_that_eager_propagates_are_required() -> None:
     assert made(torch.neg, X)[1].expected[0].tolist() == [[0, 0, 0], [nonfinite.MINUS, 0, 0]]
 
 
+def test_values_that_eager_removes_must_not_come_back() -> None:
+    nan, infinity = made(torch.nan_to_num, X)
+    assert (nan.expected[0].tolist(), infinity.expected[0].tolist()) == (nonfinite.FINITE, nonfinite.FINITE)
+    assert lost(torch.nan_to_num, torch.nan_to_num, X) == []
+    assert lost(torch.nan_to_num, torch.neg, X) == [
+        "y[1, 0] is nan when x0[1, 0] is NaN; eager returns finite numbers",
+        "y[1, 0] is -inf when x0[1, 0] is infinity; eager returns finite numbers",
+    ]
+
+
 def test_values_that_eager_does_not_propagate_are_not_required() -> None:
-    assert made(torch.nan_to_num, X) == ()
-    assert [case.value for case in made(lambda x: torch.fmax(x, X), X)] == ["infinity"]
+    (_, infinity) = made(lambda x: torch.fmax(x, X), X)
+    assert infinity.expected[0].tolist() == [[0, 0, 0], [nonfinite.PLUS, 0, 0]]
+    (nan, _) = made(lambda x: torch.cat([x[:1].log(), x.nan_to_num()[1:]]), X)
+    assert int(nan.expected[0][1, 0]) == 0
 
 
 def test_the_number_of_results_may_depend_on_the_values() -> None:
