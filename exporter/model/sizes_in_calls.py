@@ -54,6 +54,9 @@ def traced() -> Iterator[None]:
                 if usual := getattr(owner, name, None):
                     stack.enter_context(mock.patch.object(owner, name, _by_tensor(usual, name)))
             stack.enter_context(mock.patch.object(owner, "take_along_dim", _along(owner.take_along_dim)))
+        for name in ("tril_indices", "triu_indices"):
+            stack.enter_context(mock.patch.object(torch, name, _triangle(getattr(torch, name), name[:4] == "triu")))
+        stack.enter_context(mock.patch.object(torch.Tensor, "unfold", _unfolded(torch.Tensor.unfold)))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
                 name = f"{kind}_pool{dims}d"
@@ -175,6 +178,42 @@ def _along(usual: Function) -> Function:
         sizes = [there if _is_same(here, 1) else here for here, there in zip(input.shape, indices.shape, strict=True)]
         one, other = (t.expand(*sizes[:axis], t.shape[axis], *sizes[axis + 1 :]) for t in (input, indices))
         return one.gather(axis, torch.where(other < 0, other + one.shape[axis], other))
+
+    return call
+
+
+def _triangle(usual: Function, upper: bool) -> Function:
+    """Return a tril_indices or triu_indices of squares of any size, without diagonals on the other side."""
+
+    def call(row: Any, col: Any, offset: int = 0, **options: Any) -> Any:
+        reach: Any = offset if upper else -offset
+        if not _is_symbolic((row, col)) or not _is_same(row, col) or not isinstance(reach, int) or reach < 0:
+            return usual(row, col, offset, **options)
+        dtype = options.pop("dtype", None) or torch.int64
+        side = row - reach if reach < 2 else torch.sym_max(row - reach, 0)
+        count = side * (side + 1) // 2
+        place = torch.arange(count, **options)
+        place = count - 1 - place if upper else place
+        line = ((torch.sqrt(8 * place.double() + 1) - 1) / 2).floor().long()  # exact: roots of squares are
+        within = place - line * (line + 1) // 2
+        first, second = (side - 1 - line, row - 1 - within) if upper else (line + reach, within)
+        return torch.stack((first, second)).to(dtype)
+
+    return call
+
+
+def _unfolded(usual: Function) -> Function:
+    """Return a Tensor.unfold whose windows may have a size of the input."""
+
+    def call(tensor: torch.Tensor, dimension: int, size: Any, step: Any) -> Any:
+        plain = (isinstance(step, int) and step == 1) or _is_same(size, step)  # torch cannot count other windows
+        if not _is_symbolic((size, step)) or not plain:
+            return usual(tensor, dimension, size, step)
+        axis = dimension % tensor.dim()
+        count = tensor.shape[axis] // size if _is_same(size, step) else (tensor.shape[axis] - size) // step + 1
+        place = torch.arange(count, device=tensor.device)[:, None] * step + torch.arange(size, device=tensor.device)
+        windows = tensor.index_select(axis, place.flatten()).unflatten(axis, (count, size))
+        return windows.movedim(axis + 1, -1)
 
     return call
 

@@ -77,6 +77,12 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: x + torch.bartlett_window(x.shape[3]) * torch.blackman_window(x.shape[3]),
         lambda x: x + torch.hann_window(x.shape[3], dtype=x.dtype, device=x.device) * torch.hamming_window(x.shape[3]),
         lambda x: x + torch.hann_window(x.shape[3], periodic=False) * torch.hamming_window(x.shape[3], False, 0.5),
+        lambda x: torch.tril_indices(x.shape[3], x.shape[3]) * torch.triu_indices(x.shape[3], x.shape[3]) + x.mean(),
+        lambda x: torch.triu_indices(x.shape[3] + 1, x.shape[3] + 1, offset=1, device=x.device) + x.mean(),
+        lambda x: torch.tril_indices(x.shape[3] + 1, x.shape[3] + 1, -1, dtype=torch.int32) + x.mean(),
+        lambda x: torch.tril_indices(x.shape[3] + 6, x.shape[3] + 6, -5) + x.mean(),
+        lambda x: x.repeat(1, 1, 1, 4).unfold(3, x.shape[3], x.shape[3]) * 2,
+        lambda x: x.repeat(1, 1, 1, 4).unfold(-1, x.shape[3] + 1, 1).sum(-1),
         lambda x: x + torch.hamming_window(x.shape[3], periodic=True, alpha=0.6, beta=0.4, dtype=x.dtype),
     ],
 )
