@@ -112,6 +112,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
             )
         return _export_entries(program, path, options)
     translated = _translate((program,), options)
+    translated.require_opset(options.opset)
     made = translated.programs[0]
     if options.precision in SMALL_WEIGHTS:
         _onnx_stored.keep(made.model.graph)
@@ -174,6 +175,7 @@ def _export_entries(program: Program, path: Path, options: Options) -> Exported:
     import onnx
 
     translated = _translate(tuple(program.entries.values()), options)
+    translated.require_opset(options.opset)
     models = {size: one.model_proto for size, one in zip(program.entries, translated.programs, strict=True)}
     made = _specialized.onnx_model(models, program.contract)
     onnx.helper.set_model_props(made, _properties(program, options))
@@ -196,6 +198,20 @@ class _Translated:
     def note(self) -> str:
         """The note for the row."""
         return f"opset {self.programs[0].model.opset_imports.get('', '?')}, {self.exporter}"
+
+    def require_opset(self, asked: int | None) -> None:
+        """Raise ExportError if a program has another opset: torch keeps its own if it cannot convert the program."""
+        import onnx
+
+        for one in self.programs:
+            made = one.model.opset_imports.get("", asked)
+            if asked is not None and made != asked:
+                newest = onnx.defs.onnx_opset_version()
+                cause = f"torch.onnx.export made a model of opset {made}, not {asked}"
+                if asked > newest:
+                    cause = f"{cause}; the newest opset of onnx {onnx.__version__} is {newest}"
+                blame = Blame("opset-too-new") if asked > newest else None
+                raise ExportError(cause, f"give --opset {made}, or omit it", blame)
 
 
 def _translate(programs: tuple[Program, ...], options: Options) -> _Translated:

@@ -23,7 +23,7 @@ from support.commands import Run
 
 from exporter import targets
 from exporter.bundle import layout
-from exporter.core import environment, machine_code
+from exporter.core import causes, environment, machine_code
 from exporter.core.contract import entry
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ExportError, MissingDependency, UsageError
@@ -539,6 +539,23 @@ def test_onnx_names_both_failures_with_the_newer_exporter_first(tmp_path: Path) 
     refused = r"^torch\.onnx\.export: .*linalg_inv_ex.*; torch's older exporter: .*aten::linalg_inv' to ONNX"
     with pytest.raises(ExportError, match=refused):
         targets.get("onnx").export(_of_two(Inverts()), tmp_path / "m.onnx", OPTIONS)
+
+
+@pytest.mark.parametrize("entries", [False, True], ids=["one graph", "entries"])
+@pytest.mark.parametrize(("known", "cause"), [(28, "opset-too-new"), (99, "")], ids=["unknown", "not converted"])
+def test_onnx_refuses_a_model_of_another_opset(
+    program: Program, entries: bool, known: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: known)
+    asked = dataclasses.replace(OPTIONS, opset=99)
+    program = dataclasses.replace(program, entries={2: program} if entries else {})
+    with pytest.raises(ExportError, match="made a model of opset 18, not 99") as raised:
+        targets.get("onnx").export(program, tmp_path / "m.onnx", asked)
+    assert raised.value.remedy == "give --opset 18, or omit it"
+    assert causes.describe(raised.value, "onnx").cause == cause
+    assert not (tmp_path / "m.onnx").exists()
 
 
 class Mixed(torch.nn.Module):
