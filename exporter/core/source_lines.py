@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # the traceback of another error
-_COMPILER = re.compile(r"\berror: ([^\n]+)")
+_COMPILER = re.compile(r"\b(?:error: |(?=cc1plus: out of memory|virtual memory exhausted|LLVM ERROR: ))([^\n]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CPP_STACK = re.compile(r"\s+Exception raised from \S+ at \S+:\d+")
 _PACKAGE_CALL = re.compile(r"\w+\(\s*container_handle_,.*API call failed at \S+, line \d+", re.DOTALL)

@@ -89,7 +89,7 @@ export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
 # Causes of failures that are not inductor's own.
-ELSEWHERE = ("no-compiler", "no-openssl", "disk-full", "compiler-failed", "out-of-memory", "killed")
+ELSEWHERE = ("no-compiler", "no-openssl", "disk-full", "compiler-killed", "compiler-failed", "out-of-memory", "killed")
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
 
 

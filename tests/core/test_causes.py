@@ -530,6 +530,17 @@ RECORDED = [
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
     # AOTInductor with an old compiler; slow to reproduce.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
+    # g++ and clang, ended by the kernel or by a limit, and a linker.
+    *(
+        ("compiler-killed", f"InductorError: CppCompileError: C++ compile error: {said}")
+        for said in (
+            "Killed signal terminated program cc1plus",
+            "ld terminated with signal 9 [Killed]",
+            "cc1plus: out of memory allocating 65536 bytes after a total of 9 bytes",
+            "virtual memory exhausted: Cannot allocate memory",
+            "LLVM ERROR: out of memory",
+        )
+    ),
     # A full disk, while inductor compiles and while torch.jit.save writes.
     ("disk-full", "InductorError: CppCompileError: C++ compile error: cannot write PCH file: No space left on device"),
     ("disk-full", "RuntimeError: basic_ios::clear: iostream error"),

@@ -177,6 +177,11 @@ def test_a_place_is_added_once() -> None:
             "/tmp/model.cpp:7:3: error: no type named 'half'\n  7 | half x;\n/tmp/model.cpp:9:3: error: another\n",
             "CppCompileError: C++ compile error: no type named 'half'",
         ),
+        (
+            "CppCompileError: C++ compile error\n\nCommand:\ng++ model.cpp\n\nOutput:\n\n"
+            "cc1plus: out of memory allocating 65536 bytes\n",
+            "CppCompileError: C++ compile error: cc1plus: out of memory allocating 65536 bytes",
+        ),
     ],
 )
 def test_messages_in_one_line(text: str, message: str) -> None:

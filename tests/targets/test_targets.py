@@ -705,6 +705,7 @@ def test_a_package_is_not_frozen_if_freezing_fails(
         MemoryError(),
         ExportError("refused"),
         RuntimeError("CppCompileError: C++ compile error"),
+        RuntimeError("CppCompileError: C++ compile error: Killed signal terminated program cc1plus"),
         RuntimeError("write failed: No space left on device"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
     ],

@@ -33,6 +33,16 @@ CAUSES = (
         "free some space, or write to another disk: --out, TMPDIR, TORCHINDUCTOR_CACHE_DIR",
     ),
     Cause(
+        "compiler-killed",
+        (
+            # also if another cause's pattern is before it
+            r"\A[\s\S]*?(Killed signal terminated program|internal compiler error: Killed|terminated with signal 9)",
+            r"\A[\s\S]*?(cc1plus: out of memory|virtual memory exhausted|LLVM ERROR: out of memory)",
+        ),
+        "The C++ compiler ran out of memory, or was killed",
+        "free some memory, or raise the container's memory limit",
+    ),
+    Cause(
         "compiler-failed",
         (r"CppCompileError|C\+\+ compile error", r"CUDACompileError"),
         "The C++ compiler rejected the code that AOTInductor generated",
