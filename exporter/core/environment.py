@@ -145,6 +145,23 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 
 
+def compiler_fault() -> str:
+    """Return what is wrong with the compiler that CXX names; "" if it answers, or if CXX is not set."""
+    named = os.environ.get("CXX")
+    if named is None:
+        return ""
+    path = shutil.which(named)
+    if path is None:
+        there = "is not an executable file" if Path(named).exists() else "does not exist"
+        return f"{named} {there}" if named else "it is empty"
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        return f"{path} cannot be run: {error.strerror}"
+    said = next(iter(done.stderr.strip().splitlines()), "") or f"its exit code is {done.returncode}"
+    return f"{path} --version fails: {said}" if done.returncode else ""
+
+
 def find_runner() -> Path | None:
     """Return the path of the `exporter-run` that is used, None if none fits; `runners.find` says why."""
     used = runners.find().used

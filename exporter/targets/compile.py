@@ -89,8 +89,12 @@ export_need, session_need = Need(3.8, 1.0 * GB), Need(1.5, 1.5 * GB)
 triton = TritonBackend("pytorch", "torch_aoti", "model.pt2", batches=False, entries=False, operators=("torchvision",))
 read_contract = contract_files.read_zip
 # Causes of failures that are not inductor's own.
-ELSEWHERE = ("no-compiler", "no-openssl", "disk-full", "compiler-killed", "compiler-failed", "out-of-memory", "killed")
+ELSEWHERE = (
+    *("no-compiler", "compiler-unusable", "compiler-killed", "compiler-failed"),
+    *("no-openssl", "disk-full", "out-of-memory", "killed"),
+)
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
+WRONG_CXX = "correct CXX, or unset it"
 
 
 def export(program: Program, path: Path, options: Options) -> Exported:
@@ -100,8 +104,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
     from exporter.model import counted_results, recurrent
 
-    if environment.compiler() is None:
-        raise MissingDependency("there is no C++ compiler, and AOTInductor needs one", COMPILER, Blame("no-compiler"))
+    _require_compiler()
     if options.portable and not hasattr(config.cpp, "march"):
         raise MissingDependency(
             f"torch {torch.__version__} can only compile packages for this machine",
@@ -148,6 +151,14 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     changes = (*_changed(options), *_fused_gelu.note(approximated))
     notes = (*_quantized(program, options), *own, *unfrozen, *changes, *_notes(build), *slow)
     return Exported(notes, ops=ops, build=build, entries=entries)
+
+
+def _require_compiler() -> None:
+    """Raise MissingDependency if there is no C++ compiler, or if the one that CXX names does not work."""
+    if fault := environment.compiler_fault():
+        raise MissingDependency(f"CXX: {fault}", WRONG_CXX, Blame("compiler-unusable"))
+    if environment.compiler() is None:
+        raise MissingDependency("there is no C++ compiler, and AOTInductor needs one", COMPILER, Blame("no-compiler"))
 
 
 def warm_up(options: Options) -> None:
@@ -450,6 +461,8 @@ def live(program: Program, options: Options) -> Loaded:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     open_axes = [_open_axes(spec, program.contract) for spec in program.function.inputs]
     backend, mode = _backend_and_mode(options.variant)
+    if backend == "inductor" and options.device == "cpu":
+        _require_compiler()
     dynamic = None if any(open_axes) else False
     how: dict[str, Any] = {"backend": backend, "mode": mode}
     if options.inductor:
@@ -525,6 +538,8 @@ def candidates(options: Options) -> Iterator[Candidate]:
 
 def examine(probed: str) -> tuple[Part, ...]:
     """Check that there is a C++ compiler, and the program that torch.compile calls to name precompiled headers."""
+    if fault := environment.compiler_fault():
+        return (Part("bad", "C++ compiler", f"CXX: {fault}", WRONG_CXX),)
     compiler = environment.compiler()
     if compiler is None:
         return (Part("bad", "C++ compiler", "none, which the target compile needs", COMPILER),)

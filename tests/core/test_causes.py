@@ -665,6 +665,7 @@ FOUND: dict[str, dict[str, str]] = {
     "saturated": {},
     "not-a-number": {},
     "killed": {},
+    "compiler-unusable": {},
     "operator-not-in-torchscript": {"op": "aten.flex"},
 }
 

@@ -153,3 +153,26 @@ def test_compiler(program, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = program("my-c++")
     monkeypatch.setenv("CXX", "my-c++")
     assert environment.compiler() == str(mine)
+
+
+def test_what_is_wrong_with_the_compiler_in_cxx(
+    program: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("fine", "echo 9.4 >&2")
+    program("silent", "exit 3")
+    program("broken", "echo; echo no license >&2; echo more >&2; exit 1")
+    (tmp_path / "text").touch()
+    program("foreign").write_bytes(b"\x7fELF")
+    monkeypatch.delenv("CXX", raising=False)
+    assert environment.compiler_fault() == ""
+    for named, fault in {
+        "fine": "",
+        "": "it is empty",
+        "/nope/g++": "/nope/g++ does not exist",
+        f"{tmp_path}/text": f"{tmp_path}/text is not an executable file",
+        "silent": f"{tmp_path}/silent --version fails: its exit code is 3",
+        "broken": f"{tmp_path}/broken --version fails: no license",
+        "foreign": f"{tmp_path}/foreign cannot be run: Exec format error",
+    }.items():
+        monkeypatch.setenv("CXX", named)
+        assert environment.compiler_fault() == fault

@@ -84,6 +84,10 @@ def test_no_compiler_and_no_runner(examine, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["exporter-run"].remedy == "install g++, then run `exporter runner build`"
     monkeypatch.setattr(environment, "compiler", lambda: "/usr/bin/g++")
     assert "run `exporter runner build`" in examine()["exporter-run"].remedy
+    monkeypatch.setenv("CXX", "/nope/g++")
+    found = examine()
+    assert (found["C++ compiler"].level, found["C++ compiler"].detail) == ("bad", "CXX: /nope/g++ does not exist")
+    assert found["C++ compiler"].remedy == "correct CXX, or unset it"
 
 
 def test_no_openssl(examine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,20 @@ def test_compile_without_a_compiler(program: Program, tmp_path: Path, monkeypatc
     assert "g++" in raised.value.remedy
 
 
+def test_compile_with_an_unusable_compiler_in_cxx(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nope/g++")
+    with pytest.raises(MissingDependency, match=r"/nope/g\+\+ does not exist") as raised:
+        targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
+    described = causes.describe(raised.value, "compile")
+    assert described.reason.startswith("The C++ compiler that CXX names cannot be used: ")
+    assert (described.remedy, described.cause) == ("correct CXX, or unset it", "compiler-unusable")
+    live = dataclasses.replace(OPTIONS, variant="default")
+    with pytest.raises(MissingDependency, match=r"/nope/g\+\+ does not exist"):
+        targets.live("compile").live(program, live)
+
+
 def test_inductor_detects_vector_instructions(program: Program, tmp_path: Path) -> None:
     """If inductor first looked while linking without libtorch, it would find none and cache that for everyone."""
     from torch._inductor import config, cpu_vec_isa

@@ -18,6 +18,12 @@ CAUSES = (
         "install g++ (Debian: apt install g++), or name one in CXX",
     ),
     Cause(
+        "compiler-unusable",
+        (),
+        "The C++ compiler that CXX names cannot be used",
+        "correct CXX, or unset it",
+    ),
+    Cause(
         "no-openssl",
         (r"FileNotFoundError: .*'openssl'",),
         "torch.compile calls the program openssl, which is not installed",
