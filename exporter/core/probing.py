@@ -224,7 +224,8 @@ def choose_sizes(
     """Return the example's sizes and the symbols' ranges, from the recipe and the user's options.
 
     `sizes` and `ranges` replace the recipe's; `dynamic` is all, none, or the names of the sizes that stay dynamic. An
-    example size outside a new range moves into it. Raises UsageError for an unknown name or a size outside its range.
+    example size outside a new range moves into it. A range of one size fixes it. Raises UsageError for an unknown name
+    or a size outside its range.
     """
     wanted = [] if dynamic in ("all", "none") else [name.strip() for name in dynamic.split(",")]
     for name in (*sizes, *ranges, *wanted):
@@ -238,7 +239,8 @@ def choose_sizes(
             raise UsageError(f"{name} cannot be dynamic: it has no range", f"give --size {name}=MIN..MAX")
     base = {n: nearest(s, ranges[n]) if n in ranges else s for n, s in base.items()} | sizes
     check_sizes(base, symbols)
-    return base, {n: bounds for n, bounds in symbols.items() if dynamic == "all" or n in wanted or bounds.choices}
+    varying = {n: bounds for n, bounds in symbols.items() if len(bounds.sizes) > 1 or bounds.choices}
+    return base, {n: bounds for n, bounds in varying.items() if dynamic == "all" or n in wanted or bounds.choices}
 
 
 def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:

@@ -36,6 +36,7 @@ SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual suffixes
 BUILT_IN = "exporter_models"
 OPTIONAL = ("samples", "metric", "loss")  # optional attributes of a recipe
 ENTRY_POINTS = "exporter.models"
+HAS = "a recipe has load(weights), inputs(batch=1, …) and sizes"
 
 
 class Recipe(Protocol):
@@ -210,10 +211,15 @@ def load(source: Source) -> Recipe:
         close = difflib.get_close_matches(source.attribute, names, n=3)
         raise RecipeError(
             f"{source.place} has no {source.attribute}",
-            f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(names[:8])}",
+            f"did you mean {' or '.join(close)}?" if close else _defines(names),
         )
     found = getattr(module, source.attribute) if source.attribute else module
     return _as_recipe(found, module, source)
+
+
+def _defines(names: Sequence[str]) -> str:
+    """Return what a file defines, from the names of its functions and classes."""
+    return f"it has {', '.join(names[:8])}" if names else f"it defines no recipe; {HAS}"
 
 
 def _shipped_by(source: Source) -> str:
@@ -265,7 +271,7 @@ def _as_recipe(found: Any, module: Any, source: Source) -> Recipe:
     missing = "inputs()" if hasattr(found, "load") else "load() and inputs()"
     raise RecipeError(
         f"{source.attribute or source.place} has no {missing}",
-        "a recipe has load(weights), inputs(batch=1, …) and sizes",
+        HAS,
     )
 
 
@@ -390,6 +396,8 @@ def ranges(recipe: Recipe) -> dict[str, Range]:
     Raises RecipeError for an unknown size or an invalid range.
     """
     known = example_sizes(recipe.inputs)
+    if not isinstance(recipe.sizes, Mapping):
+        raise RecipeError(f"sizes is a {type(recipe.sizes).__name__}, not a dict", 'write {"batch": (min, max)}')
     result = {}
     for name, bounds in recipe.sizes.items():
         if name not in known:

@@ -61,6 +61,7 @@ def refused(done: Done, *words: str, code: int = 2) -> None:
         ([recipe_path("tiny:mpl")], ["has no mpl", "did you mean mlp"]),
         ([recipe_path("broken:no_inputs")], ["has no inputs()", "a recipe has load(weights)"]),
         ([recipe_path("broken:inputs_without_tensors")], ["contain no tensor", "return a dict of tensors"]),
+        ([recipe_path("broken:sizes_are_a_list")], ["sizes is a list, not a dict", 'write {"batch": (min, max)}']),
         ([recipe_path("broken:load_fails")], ["loading the model fails: OSError: the weights are gone"]),
         ([f"{MLP}", "--out", "/proc/toy"], ["cannot write to /proc/", "--out"]),
     ],

@@ -277,6 +277,12 @@ def test_the_user_chooses_sizes() -> None:
     assert symbols == {"batch": Range(4, 16), "image": Range(100, 300)}
 
 
+def test_a_range_of_one_size_fixes_it() -> None:
+    base, symbols = choose(ranges={"batch": Range(4, 4), "image": Range(200, 250, multiple_of=100)})
+    assert (base["batch"], base["image"]) == (4, 200)
+    assert symbols == {name: bounds for name, bounds in SYMBOLS.items() if name not in ("batch", "image")}
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -279,6 +279,13 @@ def test_an_object_that_is_neither_a_recipe_nor_callable(tmp_path: Path) -> None
         recipes.load(recipes.find(f"{tmp_path / 'constant.py'}:answer"))
 
 
+def test_a_file_that_defines_nothing(tmp_path: Path) -> None:
+    (tmp_path / "blank.py").write_text("import torch\n")
+    with pytest.raises(RecipeError, match="has no net") as raised:
+        recipes.load(recipes.find(f"{tmp_path / 'blank.py'}:net"))
+    assert raised.value.remedy.startswith("it defines no recipe; a recipe has load(weights)")
+
+
 def test_a_class_that_cannot_be_instantiated(tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text(
         "class needy:\n    def __init__(self, x): ...\n    def load(self, w): ...\n    def inputs(self): ...\n"
@@ -310,6 +317,14 @@ def test_broken_sizes(name: str, message: str) -> None:
 def test_a_third_number_is_the_step() -> None:
     recipe = FunctionRecipe(lambda weights: None, lambda height=64: None, {"height": (30, 500, 16)})
     assert recipes.ranges(recipe) == {"height": Range(32, 496, multiple_of=16)}
+
+
+@pytest.mark.parametrize(("sizes", "kind"), [(["batch"], "list"), ("batch", "str"), (8, "int")])
+def test_sizes_that_are_no_dict(sizes: Any, kind: str) -> None:
+    recipe = FunctionRecipe(lambda weights: None, lambda batch=1: None, sizes)
+    with pytest.raises(RecipeError, match=f"sizes is a {kind}, not a dict") as raised:
+        recipes.ranges(recipe)
+    assert raised.value.remedy == 'write {"batch": (min, max)}'
 
 
 NO_RANGES = [(1,), "1-8", None, (1.5, 8), ("a", "b"), (1, 8, 9), (1, 8, 0), (1, 8, 2, 2), range(10, 50, 4), range(0)]

@@ -72,6 +72,12 @@ class sizes_upside_down:
     inputs = staticmethod(inputs)
 
 
+class sizes_are_a_list:
+    sizes = ["batch"]
+    load = staticmethod(lambda weights: Mlp())
+    inputs = staticmethod(inputs)
+
+
 class size_that_nothing_follows:
     sizes = {"batch": 8}
     load = staticmethod(lambda weights: Mlp())
