@@ -108,7 +108,7 @@ def _code(command: click.Command, name: str) -> int:
         _show(error)
         return error.exit_code
     except Exception as error:
-        known = filesystem.temporary_error(error) if isinstance(error, OSError) else None
+        known = filesystem.users_error(error) if isinstance(error, OSError) else None
         if known is not None:
             _show(known)
             return known.exit_code

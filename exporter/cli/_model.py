@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from exporter.cli import _options
 from exporter.core.errors import UsageError
+from exporter.core.limits import LARGEST_SIZE
 from exporter.core.settings import ModelSettings, SessionSettings, SourceSettings
 from exporter.core.size_range import Range
 
@@ -36,7 +37,14 @@ class ModelName(click.ParamType[str]):
 def _list(text: str) -> tuple[int, ...]:
     """Parse `1,8,32` to sizes without duplicates; return nothing if it is not such a list."""
     parts = text.split(",")
-    return tuple(dict.fromkeys(map(int, parts))) if all(map(str.isdigit, parts)) else ()
+    return tuple(dict.fromkeys(map(_size, parts))) if all(map(str.isdigit, parts)) else ()
+
+
+def _size(digits: str) -> int:
+    """Return the number that the digits make. Raises BadParameter if no tensor can have such a size."""
+    if len(digits.lstrip("0")) > len(str(LARGEST_SIZE)) or int(digits) > LARGEST_SIZE:
+        raise click.BadParameter(f"{digits} is too large; a size is 1 to {LARGEST_SIZE}")
+    return int(digits)
 
 
 def read_batch(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, ...]:
@@ -63,13 +71,18 @@ def read_sizes(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
         elif not dots or not all(map(str.isdigit, (low, high, step or "1"))) or rest.endswith(".."):
             known = "NAME=N, NAME=N,N,..., NAME=MIN..MAX or NAME=MIN..MAX..STEP"
             raise click.BadParameter(f"{item!r} is not {known}, for example sequence=128")
-        elif not 1 <= int(low) <= int(high):
-            raise click.BadParameter(f"{item!r} is an empty range; a size is at least 1")
-        elif int(step or 1) < 1 or int(high) // int(step or 1) * int(step or 1) < int(low):
-            raise click.BadParameter(f"{item!r} is an empty range; no multiple of {step} lies in {low} to {high}")
         else:
-            sizes[f"{name}.."] = (int(low), int(high), int(step or 1))
+            sizes[f"{name}.."] = _bounds(item, _size(low), _size(high), _size(step or "1"))
     return sizes
+
+
+def _bounds(item: str, low: int, high: int, step: int) -> tuple[int, int, int]:
+    """Return the bounds and the step. Raises BadParameter if they allow no size."""
+    if not 1 <= low <= high:
+        raise click.BadParameter(f"{item!r} is an empty range; a size is at least 1")
+    if step < 1 or high // step * step < low:
+        raise click.BadParameter(f"{item!r} is an empty range; no multiple of {step} lies in {low} to {high}")
+    return low, high, step
 
 
 model_options = _options.together(
@@ -98,9 +111,14 @@ model_options = _options.together(
 
 
 def given_sizes(options: dict[str, Any]) -> GivenSizes:
-    """Return the sizes of --size and --batch."""
+    """Return the sizes of --size and --batch. Raises UsageError if both give another batch."""
     sizes: GivenSizes = options["sizes"]
-    return sizes | ({"batch": options["batch"]} if options["batch"] else {})
+    if not options["batch"]:
+        return sizes
+    if (size := sizes.get("batch", options["batch"])) != options["batch"]:
+        one, other = (",".join(map(str, given)) for given in (options["batch"], size))
+        raise UsageError(f"--batch {one} and --size batch={other} contradict each other", "give one of them")
+    return sizes | {"batch": options["batch"]}
 
 
 def single_sizes(given: GivenSizes) -> dict[str, int]:

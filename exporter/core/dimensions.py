@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exporter.core.errors import UsageError
+from exporter.core.limits import LARGEST_SIZE
 from exporter.core.size_range import Range
 
 FORM = "NAME=INPUT:AXIS[:MIN..MAX]"
@@ -35,6 +36,8 @@ def parse(text: str) -> NamedDim:
     if found is None:
         raise UsageError(f"{text!r} is not {FORM}", "write it as batch=x:0 or samples=x:1:256..16000")
     low, high = (int(found[bound]) if found[bound] else 0 for bound in ("low", "high"))
+    if high > LARGEST_SIZE:
+        raise UsageError(f"{text!r} has a size that is too large", f"give at most {LARGEST_SIZE}")
     if found["low"] and not 1 <= low <= high:
         raise UsageError(f"{text!r} has an empty range; sizes start at 1", "write MIN..MAX")
     bounds = Range(low, high) if found["low"] else None

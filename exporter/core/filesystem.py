@@ -162,6 +162,13 @@ def error(error: OSError, out: Path) -> BundleError:
     return BundleError(f"cannot write to {place}: {cause}", remedy)
 
 
+def users_error(error: OSError) -> UsageError | None:
+    """Explain an error that the user can mend wherever it occurs; return None for any other error."""
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"a path is too long: {str(error.filename or '')[:80]}…", "give shorter names")
+    return temporary_error(error)
+
+
 def temporary_error(error: OSError) -> BundleError | None:
     """Explain an error of a temporary folder that is full or not writable; return None for any other error."""
     unusable = error.errno == errno.ENOENT and "No usable temporary directory" in str(error)

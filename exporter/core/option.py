@@ -49,16 +49,20 @@ class Option:
         if self.choices:
             return ", ".join(self.choices)
         if self.above is not None:
-            return f"more than {self.above:g}"
+            return f"more than {_written(self.above)}"
         if self.minimum is None:
             return ""
-        return f"{self.minimum:g} or more" if self.maximum is None else f"{self.minimum:g} to {self.maximum:g}"
+        return f"{_written(self.minimum)} {'or more' if self.maximum is None else f'to {_written(self.maximum)}'}"
 
     def allows(self, value: float) -> bool:
         """Return whether a number is within the bounds."""
         low = -math.inf if self.minimum is None else self.minimum
         high = math.inf if self.maximum is None else self.maximum
         return low <= value <= high and (self.above is None or value > self.above)
+
+
+def _written(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 class Setting(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from exporter.core import environment
 from exporter.core.errors import UsageError
 from exporter.core.json_schema import described
-from exporter.core.limits import MAX_THREADS
+from exporter.core.limits import MAX_THREADS, SEEDS
 from exporter.core.option import option, settings
 from exporter.core.size_range import Range
 
@@ -103,7 +103,7 @@ class ModelSettings(Settings):
         choices=("carry", "inputs"),
     )
     weights: str = option("auto", "Weights to export. auto: pretrained if available, else random.", choices=WEIGHTS)
-    seed: int = option(0, "Seed for random weights.")
+    seed: int = option(0, "Seed for random weights.", minimum=SEEDS[0], maximum=SEEDS[1])
 
 
 @dataclass(frozen=True, kw_only=True)

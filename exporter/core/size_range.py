@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from exporter.core.json_schema import described
+from exporter.core.limits import LARGEST_SIZE
 
 Sizes = dict[str, int]  # by symbol
 
@@ -30,7 +31,10 @@ class Range:
 
     def __post_init__(self) -> None:
         """Raise ValueError if the bounds and the step allow no size, or a number has more than 64 bits."""
-        if any(not -(1 << 63) <= number < 1 << 63 for number in (self.min, self.max, self.multiple_of, *self.choices)):
+        if any(
+            not -LARGEST_SIZE <= number <= LARGEST_SIZE
+            for number in (self.min, self.max, self.multiple_of, *self.choices)
+        ):
             raise ValueError("a number in a range has more than 64 bits")
         if self.multiple_of < 1:
             raise ValueError(f"a step must be positive, not {self.multiple_of}")

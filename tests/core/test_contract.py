@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.manifests import CONTRACT
 
-from exporter.core import contract, contract_files, probing
+from exporter.core import contract, contract_files, dimensions, probing
 from exporter.core.contract_records import Contract, Dim, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.json_codec import from_json, to_json
@@ -297,6 +297,13 @@ def test_a_range_of_one_size_fixes_it() -> None:
 def test_impossible_sizes(asked, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose(**asked)
+
+
+def test_a_named_dimension_has_no_size_of_more_than_64_bits() -> None:
+    assert dimensions.parse(f"batch=x:1:1..{(1 << 63) - 1}").bounds == Range(1, (1 << 63) - 1)
+    with pytest.raises(UsageError, match="has a size that is too large") as raised:
+        dimensions.parse(f"batch=x:1:1..{1 << 63}")
+    assert raised.value.remedy == "give at most 9223372036854775807"
 
 
 STEPPED = {"height": Range(32, 512, multiple_of=16)}

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from exporter.core import json_schema
 from exporter.core.errors import UsageError
 from exporter.core.option import command_line, option, pick, settings
+from exporter.core.settings import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,15 @@ def test_an_invalid_value(name: str, value: Any, said: str, remedy: str) -> None
 )
 def test_a_valid_value(name: str, value: Any) -> None:
     FOUND[name].check(value)
+
+
+def test_a_seed_that_torch_does_not_take() -> None:
+    for seed in (-(1 << 63), (1 << 64) - 1):
+        torch.manual_seed(seed)
+        ModelSettings(seed=seed).require_valid()
+    with pytest.raises(UsageError, match="seed is 18446744073709551616") as caught:
+        ModelSettings(seed=1 << 64).require_valid()
+    assert caught.value.remedy == "give -9223372036854775808 to 18446744073709551615"
 
 
 def test_the_command_line_omits_defaults() -> None:
