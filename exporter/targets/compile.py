@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import functools
 import math
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -91,7 +93,7 @@ read_contract = contract_files.read_zip
 # Causes of failures that are not inductor's own.
 ELSEWHERE = (
     *("no-compiler", "compiler-unusable", "compiler-killed", "compiler-failed"),
-    *("no-openssl", "disk-full", "out-of-memory", "killed"),
+    *("no-openssl", "cache-not-writable", "disk-full", "out-of-memory", "killed"),
 )
 COMPILER = "install g++ (Debian: apt install g++), or name one in CXX"
 WRONG_CXX = "correct CXX, or unset it"
@@ -105,6 +107,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     from exporter.model import counted_results, recurrent
 
     _require_compiler()
+    _require_cache()
     if options.portable and not hasattr(config.cpp, "march"):
         raise MissingDependency(
             f"torch {torch.__version__} can only compile packages for this machine",
@@ -159,6 +162,18 @@ def _require_compiler() -> None:
         raise MissingDependency(f"CXX: {fault}", WRONG_CXX, Blame("compiler-unusable"))
     if environment.compiler() is None:
         raise MissingDependency("there is no C++ compiler, and AOTInductor needs one", COMPILER, Blame("no-compiler"))
+
+
+def _require_cache() -> None:
+    """Raise ExportError if inductor may not write to its cache."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    try:
+        tempfile.TemporaryFile(dir=cache_dir()).close()
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise ExportError(source_lines.named(error), blame=Blame("cache-not-writable")) from error
 
 
 def warm_up(options: Options) -> None:

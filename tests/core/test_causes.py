@@ -530,6 +530,9 @@ RECORDED = [
     ("torchvision-mismatch", "RuntimeError: operator torchvision::nms does not exist"),
     # AOTInductor with an old compiler; slow to reproduce.
     ("compiler-failed", "InductorError: CppCompileError: C++ compile error Command: g++ -std=c++20 model.cpp"),
+    # A cache that another user has filled, and one on a file system that is read-only.
+    ("cache-not-writable", "InductorError: PermissionError: [Errno 13] Permission denied: '/cache/yx/cyx.main.cpp'"),
+    ("cache-not-writable", "InductorError: OSError: [Errno 30] Read-only file system: '/cache/yx'"),
     # g++ and clang, ended by the kernel or by a limit, and a linker.
     *(
         ("compiler-killed", f"InductorError: CppCompileError: C++ compile error: {said}")

@@ -201,6 +201,22 @@ def test_compile_with_an_unusable_compiler_in_cxx(
         targets.live("compile").live(program, live)
 
 
+def test_compile_with_a_cache_that_is_not_writable(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/cache")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write everywhere
+    with pytest.raises(ExportError, match="Permission denied: '/cache'") as raised:
+        targets.get("compile").export(program, tmp_path / "c.pt2", OPTIONS)
+    described = causes.describe(raised.value, "compile")
+    assert (described.remedy, described.cause) == (
+        "set TORCHINDUCTOR_CACHE_DIR to a writable directory",
+        "cache-not-writable",
+    )
+
+
 def test_inductor_detects_vector_instructions(program: Program, tmp_path: Path) -> None:
     """If inductor first looked while linking without libtorch, it would find none and cache that for everyone."""
     from torch._inductor import config, cpu_vec_isa

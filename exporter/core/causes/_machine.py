@@ -39,6 +39,13 @@ CAUSES = (
         "free some space, or write to another disk: --out, TMPDIR, TORCHINDUCTOR_CACHE_DIR",
     ),
     Cause(
+        "cache-not-writable",
+        (r"InductorError: (?:PermissionError|OSError: \[Errno 30\])",),
+        "Inductor cannot write to its cache",
+        "set TORCHINDUCTOR_CACHE_DIR to a writable directory",
+        only=("compile",),
+    ),
+    Cause(
         "compiler-killed",
         (
             # also if another cause's pattern is before it
