@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,12 @@ def free(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         found = _fields((proc / "meminfo").read_text())
         bounds.append(found.get("MemAvailable:", UNLIMITED // 1024) * 1024)
     return max(0, min(bounds, default=UNLIMITED))
+
+
+def address_space() -> int:
+    """Return the limit on the address space of each process (`ulimit -v`) in bytes, 0 if there is none."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 def kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

@@ -14,6 +14,7 @@ from exporter.targets import GB, Need
 
 GOLDEN, LOAD = "golden", "load"
 OUT_OF_MEMORY = (causes.OUT_OF_MEMORY, causes.KILLED)
+RAISE = "raise or remove `ulimit -v`"
 PERHAPS = "It was killed from outside, perhaps because memory ran out"
 
 
@@ -49,7 +50,8 @@ class Shortage:
     """A step that failed as if memory had run out.
 
     It was expected to need `needed` bytes (0 if unknown), and `free` bytes were free. `limit` is the user's, 0 for
-    none; `killed` says that the kernel's OOM killer ended a process during the step.
+    none; `killed` says that the kernel's OOM killer ended a process during the step. `address_space` is the limit on
+    the address space of a process, 0 for none.
     """
 
     step: str
@@ -57,6 +59,7 @@ class Shortage:
     free: int
     limit: int = 0
     killed: bool = False
+    address_space: int = 0
 
     @property
     def sure(self) -> bool:
@@ -66,6 +69,8 @@ class Shortage:
     def describe(self) -> str:
         """Describe the memory that was needed and the memory that was free."""
         limit = f", and --memory-limit is {_gb(self.limit)}" if self.limit else ""
+        if self.address_space:
+            limit += f", and `ulimit -v` limits the address space of a process to {_gb(self.address_space)}"
         if not self.needed:
             return f"the memory that {self.step} needs is unknown; {_gb(self.free)} was free{limit}"
         return f"{self.step} needs about {_gb(self.needed)}; {_gb(self.free)} was free{limit}"
@@ -78,8 +83,9 @@ class Shortage:
         """
         if not self.needed:
             higher = "raise --memory-limit, " if self.limit else ""
+            higher += f"{RAISE}, " if self.address_space else ""
             return f"{higher}free some memory, raise the container's memory limit, or use a larger machine"
-        found = []
+        found = [RAISE] if self.address_space else []
         if self.limit and self.limit < self.needed <= self.free:
             found.append(f"pass --memory-limit {self.needed / GB:.1f}")
         if alone and self.needed <= self.free:
@@ -156,7 +162,7 @@ class MemoryPlan:
 
     def _shortage(self, step: str, needed: int, key: str) -> Shortage:
         free, kills = self._before.get(key) or (memory.free(), memory.kills())
-        return Shortage(step, needed, free, self.limit, memory.kills() > kills)
+        return Shortage(step, needed, free, self.limit, memory.kills() > kills, memory.address_space())
 
     def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
         """Return a half precision of the same variant, and the bytes that the step needs in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,18 @@ def test_a_shortage_reports_needed_and_free_memory() -> None:
 def test_remedies_fit_the_available_memory(found: Shortage, remedies: str) -> None:
     smaller = {"a@bf16": round(4.5 * GB)} if found.free < 20 * 10**9 else {}
     assert found.remedies("a", smaller) == remedies
+
+
+def test_a_limit_on_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (3_000_000 * 1024, resource.RLIM_INFINITY))
+    monkeypatch.setattr(memory, "free", lambda: 20 * GB)
+    error = MemoryPlan().explain_golden(JobError("it ended", blame=Blame("out-of-memory")))
+    assert "20.0 GB was free, and `ulimit -v` limits the address space of a process to 3.1 GB" in str(error)
+    assert error.remedy == "raise or remove `ulimit -v`"
+    found = Shortage("loading", 0, 20 * GB, address_space=3 * GB)
+    assert found.remedies().startswith("raise or remove `ulimit -v`, free some memory, ")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert memory.address_space() == 0
 
 
 def test_memory_is_the_sure_cause_if_the_kernel_or_the_numbers_say_so() -> None:
