@@ -23,13 +23,13 @@ from exporter.model.tensors import Tensors
 
 CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a few seconds in float64 on two cores
 CASE_BYTES = 100e6  # limit of one case's inputs
-NOT_TO_THE_BIT = "perhaps its kernels are not deterministic"
+NOT_TO_THE_BIT = "perhaps a kernel is not deterministic, or it uses the clock, Python's random numbers or hidden state"
 NO_REFERENCE = "these weights have no float64 reference, so they are judged by eager's outputs in float32"
 WORSE = (
     "is less accurate with layers in float32 than without, because such a layer returns float32 values, which are "
     "rounded at its border; artifacts are compared with float32 instead"
 )
-HIDDEN = "perhaps it keeps state where exporter cannot find it: in a global, a closure or a C++ object"
+HIDDEN = "perhaps it uses the clock, Python's random numbers, or hidden state in a global, a closure or a C++ object"
 
 Cases = Sequence[tuple[Sizes, int]]  # the sizes and seed of each case
 MakeInputs = Callable[[Sizes, int], Tensors]  # takes sizes and a seed

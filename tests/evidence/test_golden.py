@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,19 @@ class Counter(torch.nn.Module):
 def test_a_model_that_changes_a_buffer_at_each_call_is_reported() -> None:
     findings = make(Counter())[1]
     assert findings.unsteady == "the model changes its count at each call"
+
+
+@pytest.mark.parametrize(("factor", "kernels"), [(1e-9, True), (1.0, False)], ids=["nearly", "clearly"])
+def test_a_model_that_reads_the_clock(factor: float, kernels: bool) -> None:
+    ticks = itertools.count()
+
+    class Clock(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.double() + factor * next(ticks)
+
+    unsteady = make(Clock())[1].unsteady
+    assert "uses the clock, Python's random numbers" in unsteady
+    assert ("a kernel is not deterministic" in unsteady) == kernels
 
 
 def test_changing_attributes_are_reported_by_name() -> None:
