@@ -158,10 +158,15 @@ def export(program: Program, path: Path, options: Options) -> Exported:
 
 def _require_compiler() -> None:
     """Raise MissingDependency if there is no C++ compiler, or if the one that CXX names does not work."""
-    if fault := environment.compiler_fault():
-        raise MissingDependency(f"CXX: {fault}", WRONG_CXX, Blame("compiler-unusable"))
+    _require_usable_compiler()
     if environment.compiler() is None:
         raise MissingDependency("there is no C++ compiler, and AOTInductor needs one", COMPILER, Blame("no-compiler"))
+
+
+def _require_usable_compiler() -> None:
+    """Raise MissingDependency if CXX names a compiler that does not work."""
+    if fault := environment.compiler_fault():
+        raise MissingDependency(f"CXX: {fault}", WRONG_CXX, Blame("compiler-unusable"))
 
 
 def _require_cache() -> None:
@@ -477,7 +482,7 @@ def live(program: Program, options: Options) -> Loaded:
     open_axes = [_open_axes(spec, program.contract) for spec in program.function.inputs]
     backend, mode = _backend_and_mode(options.variant)
     if backend == "inductor" and options.device == "cpu":
-        _require_compiler()
+        _require_usable_compiler()
     dynamic = None if any(open_axes) else False
     how: dict[str, Any] = {"backend": backend, "mode": mode}
     if options.inductor:

@@ -148,9 +148,9 @@ def _matters(name: str) -> bool:
 
 
 def _compiler() -> str:
-    """Return the C++ compiler's path and version; "" without one."""
+    """Return the C++ compiler's path and version; "" without one that works."""
     found = environment.compiler()
-    if not found:
+    if not found or environment.compiler_fault():
         return ""
     return found + subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
 
