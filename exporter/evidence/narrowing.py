@@ -94,9 +94,11 @@ def _steps(captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: 
 def _bounds(captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:
     for name, bounds in captured.bounds.items():
         promised, size = contract.symbols[name], trial.base[name]
-        if bounds.allows(size) and (wrong := trial.wrong(graph, name, _outside(size, promised, bounds))):
+        tried = _outside(size, promised, bounds)
+        if bounds.allows(size) and (wrong := trial.wrong(graph, name, tried)):
             low = bounds.min if min(wrong) < bounds.min else promised.min
-            high = bounds.max if max(wrong) > bounds.max else promised.max
+            right_above = max(wrong) < bounds.max and promised.sizes[-1] in tried
+            high = promised.max if right_above else bounds.max
             yield Narrowing(name, promised.within(low, high), captured.place(name, wrong[0], 1))
 
 

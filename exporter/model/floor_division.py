@@ -36,6 +36,9 @@ def _replace(node: fx.Node) -> None:
     target: Any = node.target
     value = node.meta["val"]
     dividend, divisor = node.args
+    in_place = target._schema.name.endswith("_")
+    operands: Any = fx.map_arg(node.args, lambda one: one.meta["val"])
+    dtype = torch.result_type(*operands) if in_place else value.dtype
 
     def call(operator: Any, *args: Any, **options: Any) -> fx.Node:
         made = node.graph.call_function(operator, args, options)
@@ -46,22 +49,22 @@ def _replace(node: fx.Node) -> None:
 
     def tensor(operand: Any) -> fx.Node:
         if not isinstance(operand, fx.Node) or not isinstance(operand.meta["val"], torch.Tensor):
-            return call(aten.scalar_tensor.default, operand, dtype=value.dtype, device=value.device)
-        cast = operand.meta["val"].dtype != value.dtype
-        return call(aten._to_copy.default, operand, dtype=value.dtype) if cast else operand
+            return call(aten.scalar_tensor.default, operand, dtype=dtype, device=value.device)
+        cast = operand.meta["val"].dtype != dtype
+        return call(aten._to_copy.default, operand, dtype=dtype) if cast else operand
 
     with node.graph.inserting_before(node):
         a, b = tensor(dividend), tensor(divisor)
         rest = call(aten.fmod.Tensor, a, b)
         whole = call(aten.div.Tensor, call(aten.sub.Tensor, a, rest), b)
-        other_sign = call(aten.ne.Tensor, call(aten.lt.Scalar, b, 0), call(aten.lt.Scalar, rest, 0))
+        other_sign = call(aten.logical_xor.default, call(aten.lt.Scalar, b, 0), call(aten.lt.Scalar, rest, 0))
         below = call(aten.logical_and.default, call(aten.ne.Scalar, rest, 0), other_sign)
         whole = call(aten.where.self, below, call(aten.sub.Tensor, whole, 1), whole)
         floor = call(aten.floor.default, whole)
         rounded = call(aten.gt.Scalar, call(aten.sub.Tensor, whole, floor), 0.5)
         floor = call(aten.where.self, rounded, call(aten.add.Tensor, floor, 1), floor)
         result = call(aten.where.self, call(aten.eq.Scalar, b, 0), call(aten.div.Tensor, a, b), floor)
-        if target._schema.name.endswith("_"):
+        if in_place:
             result = call(aten.copy_.default, dividend, result)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)

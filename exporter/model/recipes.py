@@ -308,7 +308,8 @@ def _require_takes(function: Callable[..., Any] | None, name: str, *arguments: s
             written = f"{name}({', '.join(arguments)})"
             remedy = f"write def {written}"
             if inspect.ismethod(function):
-                remedy = f"write def {name}({', '.join(('self', *arguments))}), or @staticmethod before def {written}"
+                first = "cls" if inspect.isclass(function.__self__) else "self"
+                remedy = f"write def {name}({', '.join((first, *arguments))}), or @staticmethod before def {written}"
             raise RecipeError(f"{name}() cannot be called as {written}: {error}", remedy) from error
 
 

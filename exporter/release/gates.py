@@ -113,11 +113,20 @@ def check(gates: Gates, found: Measurements, over: Measurements | None = None) -
 
 def ranges(asked: Mapping[str, Range], record: VariantRecord) -> tuple[Check, ...]:
     """Return a failed check for each range of the release file that the artifact's contract does not cover."""
-    held = record.contract.symbols if record.contract else {}
+    if record.contract is None:
+        return ()
+    held = record.contract.symbols
+    short = {name: wanted for name, wanted in asked.items() if len(wanted.sizes) > 1}
     return tuple(
-        Check("ranges", str(wanted), str(held[name]), False, f"the artifact takes {name} {held[name]}, not {wanted}")
-        for name, wanted in asked.items()
-        if name in held and not held[name].covers(wanted)
+        Check("ranges", str(wanted), str(held.get(name, "fixed")), False, _narrower(name, held.get(name), wanted))
+        for name, wanted in short.items()
+        if name not in held or not held[name].covers(wanted)
+    )
+
+
+def _narrower(name: str, held: Range | None, wanted: Range) -> str:
+    return (
+        f"the artifact takes {name} {held}, not {wanted}" if held else f"the artifact fixes {name}, asked is {wanted}"
     )
 
 

@@ -29,6 +29,9 @@ _ARITHMETIC: dict[Callable[..., Any], str] = {
 _WHOLE: dict[Callable[..., Any], str] = {math.floor: "Floor", math.ceil: "Ceil", round: "Round", math.trunc: "Identity"}
 
 
+ARANGES = (torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step)
+
+
 def _again(target: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of its own that does the same."""
 
@@ -50,6 +53,7 @@ def single(number: Any) -> Any:
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each of these functions, as `torch.onnx.export` takes them."""
     from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import core
 
     ops: Any = opset18
 
@@ -64,7 +68,22 @@ def table() -> dict[Any, Callable[..., Any]]:
     def whole(name: str) -> Callable[..., Any]:
         return lambda number: ops.Cast(getattr(ops, name)(double(number)), to=INT64)
 
+    def arange(start: Any, end: Any, step: Any = 1, dtype: int = -1, *options: Any, **named: Any) -> Any:
+        numbers = (start, end, step)
+        if not any(hasattr(one, "dtype") and one.dtype == DOUBLE for one in numbers):
+            return core.aten_arange_start_step(*numbers, dtype)
+        return ops.Cast(ops.Range(*map(double, numbers)), to=FLOAT if dtype == -1 else dtype)
+
+    def arange_end(end: Any, dtype: int = -1, *options: Any, **named: Any) -> Any:
+        return arange(0, end, 1, dtype)
+
+    def arange_start(start: Any, end: Any, dtype: int = -1, *options: Any, **named: Any) -> Any:
+        return arange(start, end, 1, dtype)
+
     return {
+        torch.ops.aten.arange.default: arange_end,
+        torch.ops.aten.arange.start: arange_start,
+        torch.ops.aten.arange.start_step: arange,
         **{EXACT[target]: arithmetic(name) for target, name in _ARITHMETIC.items()},
         **{EXACT[target]: whole(name) for target, name in _WHOLE.items()},
         single: lambda number: ops.Cast(number, to=FLOAT),
@@ -76,6 +95,11 @@ def _scalar(number: float) -> Any:
     import onnx
 
     return onnx.numpy_helper.from_array(np.array(number))
+
+
+def _scalar_of(dtype: torch.dtype) -> torch.Tensor:
+    """Return what torch.onnx.export needs to know of a number: its dtype, which it takes for float32 otherwise."""
+    return torch.empty((), dtype=dtype, device="meta")
 
 
 def exact(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -97,15 +121,17 @@ def _rewrite(graph: fx.Graph) -> None:
             with graph.inserting_before(node):
                 args = fx.map_arg(given, lambda one: made.get(one, one))
                 made[node] = graph.call_function(EXACT[node.target], args)
-            made[node].meta = dict(node.meta)
+            made[node].meta = {**node.meta, **({"val": _scalar_of(torch.float64)} if is_number else {})}
             if not is_number:
                 node.replace_all_uses_with(made[node])
             continue
         for number in numbers:
-            if number in made:
+            if number in made and node.target in ARANGES:
+                node.replace_input_with(number, made[number])
+            elif number in made:
                 with graph.inserting_before(node):
                     rounded = graph.call_function(single, (made[number],))
-                rounded.meta = dict(number.meta)
+                rounded.meta = {**number.meta, "val": _scalar_of(torch.float32)}
                 node.replace_input_with(number, rounded)
     for node in reversed(made):
         if not node.users:

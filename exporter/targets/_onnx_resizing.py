@@ -22,6 +22,11 @@ def table() -> dict[Any, Callable[..., Any]]:
             return nn.aten_upsample_nearestnd_vec(inp, output_size, scale_factors)
         return _picked(inp, scale_factors)
 
+    def nearest_pixel(inp: Any, output_size: Any = None, scale_factors: Sequence[float] | None = None) -> Any:
+        if scale_factors is None:
+            return nn.aten_upsample_nearestnd_vec(inp, output_size, scale_factors)
+        return _picked(inp, scale_factors, shortcuts=True)
+
     def smooth(mode: str, usual: Callable[..., Any]) -> Callable[..., Any]:
         def call(inp: Any, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
             if scale_factors is None:
@@ -41,7 +46,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     aten: Any = torch.ops.aten
     return {
         aten.upsample_nearest1d.vec: nearest,
-        aten.upsample_nearest2d.vec: nearest,
+        aten.upsample_nearest2d.vec: nearest_pixel,
         aten.upsample_nearest3d.vec: nearest,
         aten.upsample_bilinear2d.vec: smooth("linear", nn.aten_upsample_bilinear2d_vec),
         aten.upsample_trilinear3d.vec: smooth("linear", nn.aten_upsample_trilinear3d_vec),
@@ -63,12 +68,17 @@ def _scaled(inp: Any, factors: Sequence[Any], align_corners: bool, **how: Any) -
     near = list(map(_at_least, factors))
     given = ops.Constant(value_floats=[1.0, 1.0, *near])
     resized = ops.Resize(inp, None, given, None, coordinate_transformation_mode="half_pixel", **how)
-    inexact = [at for at, factor in enumerate(factors) if near[at] != factor]
+    inexact = [at for at, factor in enumerate(factors) if not _is_short(factor)]
     if not inexact:
         return resized
     ends = ops.Concat(*(sizes[at] for at in inexact), axis=0)
     axes = ops.Constant(value_ints=[at + 2 for at in inexact])
     return ops.Slice(resized, ops.Constant(value_ints=[0] * len(inexact)), ends, axes)
+
+
+def _is_short(factor: float) -> bool:
+    """Return whether products of a factor and any size are exact in float32."""
+    return float(factor * 256).is_integer()
 
 
 def _at_least(factor: float) -> float:
@@ -79,12 +89,16 @@ def _at_least(factor: float) -> float:
     return float(near if float(near) >= factor else np.nextafter(near, np.float32(math.inf)))
 
 
-def _picked(inp: Any, factors: Sequence[float]) -> Any:
-    """Interpolate by the value at the position that torch computes in float32."""
+def _picked(inp: Any, factors: Sequence[float], shortcuts: bool = False) -> Any:
+    """Interpolate by the value at the position that torch computes in float32.
+
+    With `shortcuts`, values are copied or doubled where the size stays the same or doubles, whatever the factor is, as
+    torch's kernel for images does.
+    """
     from onnxscript import opset18
 
     ops: Any = opset18
-    exact = [factor if _at_least(factor) == factor else 1.0 for factor in factors]
+    exact = [factor if _is_short(factor) else 1.0 for factor in factors]
     picked = inp
     if any(factor != 1.0 for factor in exact):
         how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -94,9 +108,13 @@ def _picked(inp: Any, factors: Sequence[float]) -> Any:
         if factor != done:
             size = ops.Squeeze(_size(ops, inp, axis, factor))
             before = ops.Squeeze(ops.Shape(inp, start=axis, end=axis + 1))
-            place = ops.Cast(ops.Range(zero, size, one), to=FLOAT)
-            origin = ops.Mul(place, ops.Constant(value_float=1 / factor))
+            place = ops.Range(zero, size, one)
+            origin = ops.Mul(ops.Cast(place, to=FLOAT), ops.Constant(value_float=1 / factor))
             nearest = ops.Min(ops.Cast(ops.Floor(origin), to=INT64), ops.Sub(before, one))
+            if shortcuts:
+                two = ops.Constant(value_int=2)
+                doubled = ops.Where(ops.Equal(size, ops.Mul(before, two)), ops.Div(place, two), nearest)
+                nearest = ops.Where(ops.Equal(size, before), place, doubled)
             picked = ops.Gather(picked, nearest, axis=axis)
     return picked
 

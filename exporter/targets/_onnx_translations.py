@@ -99,6 +99,10 @@ def table() -> dict[Any, Callable[..., Any]]:
         below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
         return ops.Where(below, ops.Sub(whole, lower), whole)
 
+    def floor_divide(one: Any, other: Any) -> Any:
+        number = not hasattr(one, "dtype")
+        return div_mode(common.constant(one, dtype=other.dtype) if number else one, other, "floor")
+
     def fmod(one: Any, other: Any) -> Any:
         ops: Any = opset18  # torch's translation computes integers in float64
         if not _are_integers(one, other):
@@ -116,8 +120,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         return ops.Where(below, ops.Add(rest, other), rest)
 
     def scalar_tensor(number: Any, dtype: int = FLOAT, *options: Any, **named: Any) -> Any:
-        dtype = FLOAT if dtype == -1 else dtype
-        if isinstance(number, (int, float)):  # torch's translation rounds it to float32 first
+        if isinstance(number, float) and dtype == DOUBLE:  # torch's translation rounds it to float32 first
             return common.constant(number, dtype=dtype)
         return core.aten_scalar_tensor(number, dtype)
 
@@ -172,6 +175,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     return {
         torch.ops.aten.div.Tensor_mode: div_mode,
         torch.ops.aten.div.Scalar_mode: div_mode,
+        torch.ops.aten.floor_divide.default: floor_divide,
         torch.ops.aten.fmod.Tensor: fmod,
         torch.ops.aten.fmod.Scalar: fmod,
         torch.ops.aten.remainder.Tensor: remainder,

@@ -6,15 +6,17 @@ so that an input such as a sample rate, which is the same in every case, needs o
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
 from exporter.model.state import carrying
-from exporter.model.state.snapshot import Snapshot
+from exporter.model.state.snapshot import Snapshot, copied
 from exporter.model.tensors import Tensors
+from exporter.targets import _tracing
+
+NEIGHBOURS = 2  # the first values to try of an integer
 
 
 def kept(
@@ -23,56 +25,64 @@ def kept(
     """Return the first of these inputs, by index, with which eager computes something else than the trace.
 
     Also returns the inputs that show it; None if nothing does. Only integers and flags that are all the same in the
-    example are changed. Values that eager rejects show nothing.
+    example are changed. Values that eager rejects show nothing; if it rejects the next larger and smaller integer, the
+    value is tied to a size, and no other is tried.
     """
+    constant = [at for at in sorted(read) if _is_constant(example[at])]
+    if constant and example[0].device.type != "cpu":  # there a wrong index ends the process
+        try:
+            module, example = copied(module, "cpu"), tuple(tensor.cpu() for tensor in example)
+            traced = _tracing.trace(module, example)
+        except Exception:  # the model may need the GPU
+            return None
     held = Snapshot(module)
-    tried = ((at, inputs) for at in sorted(read) for inputs in _others(example, at))
-    try:
-        return next((found for found in tried if _differs(module, traced, found[1])), None)
-    finally:
-        held.restore()
+    for at in constant:
+        accepted = example[at].dtype is torch.bool
+        for number, inputs in enumerate(_others(example, at)):
+            if number == NEIGHBOURS and not accepted:
+                break
+            wanted = _outputs(module, inputs)
+            held.restore()
+            accepted |= wanted is not None
+            if wanted is not None and not _agrees(traced, inputs, wanted):
+                return at, inputs
+    return None
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds one integer or flag, perhaps several times."""
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return False
+    return bool((tensor == tensor.flatten()[0]).all())
 
 
 def _others(example: Tensors, at: int) -> Iterator[Tensors]:
-    """Yield the inputs with other values of one input."""
+    """Yield the inputs with other values of one input: in all its elements, and in the last one."""
     given = example[at]
-    if (
-        given.is_floating_point()
-        or given.is_complex()
-        or not given.numel()
-        or bool((given != given.flatten()[0]).any())
-    ):
-        return
-    value = given.flatten()[0].item()
-    numbers = (not value,) if given.dtype is torch.bool else dict.fromkeys((value + 1, value - 1, 0, 1, value * 2))
-    for number in numbers:
-        everywhere = torch.full_like(given, number) if torch.tensor(number).to(given.dtype) == number else given
-        once = given.clone()
-        once.view(-1)[-1:] = everywhere.flatten()[-1:]
-        for other in (everywhere, once):
-            if not torch.equal(other, given):
-                yield (*example[:at], other, *example[at + 1 :])
+    value: Any = given.flatten()[0].item()
+    numbers = [not value]
+    if given.dtype is not torch.bool:
+        bounds = torch.iinfo(given.dtype)
+        wanted = (value + 1, value - 1, 0, 1, value * 2)
+        numbers = [number for number in dict.fromkeys(wanted) if bounds.min <= number <= bounds.max and number != value]
+    everywhere = [torch.full_like(given, number) for number in numbers]
+    once = [torch.cat((given.flatten()[:-1], other.flatten()[-1:])).reshape(given.shape) for other in everywhere]
+    for other in (*everywhere[:NEIGHBOURS], *once, *everywhere[NEIGHBOURS:]):
+        yield (*example[:at], other, *example[at + 1 :])
 
 
-def _differs(module: torch.nn.Module, traced: Callable[..., Tensors], inputs: Tensors) -> bool:
-    if inputs[0].device.type != "cpu":  # where a wrong index is an error; on a GPU it ends the process
-        on_cpu = copy.deepcopy(module).cpu()
-        with contextlib.suppress(Exception):
-            on_cpu(*(tensor.cpu() for tensor in inputs))
-            return _differs_here(module, traced, inputs)
-        return False
-    return _differs_here(module, traced, inputs)
-
-
-def _differs_here(module: torch.nn.Module, traced: Callable[..., Tensors], inputs: Tensors) -> bool:
+def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors | None:
+    """Return what eager returns; None if it raises, or if that is not finite."""
     try:
-        wanted = module(*(tensor.clone() for tensor in inputs))
+        outputs: Tensors = module(*(tensor.clone() for tensor in inputs))
     except Exception:  # the model's code may raise anything
-        return False
-    if not all(bool(tensor.isfinite().all()) for tensor in wanted if tensor.is_floating_point()):
-        return False
+        return None
+    return outputs if all(bool(tensor.isfinite().all()) for tensor in outputs) else None
+
+
+def _agrees(traced: Callable[..., Tensors], inputs: Tensors, wanted: Tensors) -> bool:
     try:
         got = traced(*(tensor.clone() for tensor in inputs))
     except Exception:  # so may TorchScript
-        return True
-    return not all(map(carrying.agree, got, wanted))
+        return False
+    return all(map(carrying.agree, got, wanted))

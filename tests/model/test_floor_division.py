@@ -23,7 +23,7 @@ class Voxels(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         held = x.clone()
         held //= 0.1
-        other = x.clone()
+        other, wider = x.clone(), x.clone()
         return (
             torch.div(x, 0.1, rounding_mode="floor"),
             x // -0.3,
@@ -35,6 +35,7 @@ class Voxels(nn.Module):
             x.double() // 0.1,
             held,
             other.div_(0.1, rounding_mode="floor"),
+            wider.floor_divide_(torch.tensor([0.1], dtype=torch.float64)),
         )
 
 

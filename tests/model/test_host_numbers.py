@@ -45,6 +45,24 @@ def changed_through_an_alias(x: torch.Tensor) -> torch.Tensor:
     return x.new_ones(count, 2)
 
 
+@torch.jit.script
+def counted(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    m = n
+    for _ in range(3):
+        m += 1
+    return x * int(m) + int(n)
+
+
+def changed_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    return counted(x, torch.as_tensor(x.shape[0] * 2))
+
+
+def changed_through_a_view(x: torch.Tensor) -> torch.Tensor:
+    count = torch.as_tensor(x.shape[0] * 2)
+    count.squeeze().mul_(3)
+    return x[: count - 3]
+
+
 def one_side(x: torch.Tensor) -> torch.Tensor:
     parts = [x[:, i * (x.shape[1] // 3) : (i + 1) * (x.shape[1] // 3)].sum() for i in range(3)]
     return torch.stack(parts) * x.shape[0]
@@ -62,6 +80,8 @@ FUNCTIONS = [
     lambda x: x.new_zeros(torch.maximum(torch.as_tensor(x.shape[0]), torch.as_tensor(x.shape[1])).long()),
     lambda x: x * (x.shape[0] > 3),
     lambda x: torch.add(torch.as_tensor(x.shape[0]), 2, alpha=3) * x,
+    changed_in_a_loop,
+    changed_through_a_view,
 ]
 
 
@@ -99,3 +119,14 @@ def test_constants_beside_data_stay() -> None:
     before = str(kept.graph)
     host_numbers.keep(kept)
     assert str(kept.graph) == before
+
+
+def test_a_remainder_by_zero_is_an_error() -> None:
+    def shortened(x: torch.Tensor) -> torch.Tensor:
+        return x[:, : x.shape[0] % (x.shape[1] - 4) + 1]
+
+    kept = torch.jit.freeze(torch.jit.trace(Of(shortened).eval(), torch.ones(2, 6), check_trace=False).eval())
+    host_numbers.keep(kept)
+    assert kept(torch.ones(5, 7)).shape == (5, 3)
+    with pytest.raises(RuntimeError, match="division by 0"):
+        kept(torch.ones(2, 4))

@@ -234,7 +234,9 @@ def test_a_gate_without_a_measurement_fails(wanted: Gates) -> None:
 def test_a_contract_that_is_narrower_than_the_file_asks_fails() -> None:
     symbols = {"batch": Range(1, 8), "length": Range(2, 32)}
     record = variant(contract=Contract("net", (TensorSpec("x", "float32", ("batch", "length")),), (), symbols))
-    assert gates.ranges({"batch": Range(2, 8), "length": Range(2, 32), "height": Range(1, 2)}, record) == ()
+    assert gates.ranges({"batch": Range(2, 8), "length": Range(2, 32), "height": Range(9, 9)}, record) == ()
+    (fixed,) = gates.ranges({"height": Range(1, 2)}, record)
+    assert fixed.text == "the artifact fixes height, asked is 1 to 2"
     (one,) = gates.ranges({"batch": Range(1, 8), "length": Range(1, 32)}, record)
     assert (one.gate, one.passed) == ("ranges", False)
     assert one.text == "the artifact takes length 2 to 32, not 1 to 32"

@@ -28,10 +28,16 @@ def test_numbers_are_as_exact_as_pythons(tmp_path: Path) -> None:
             torch.testing.assert_close(got, wanted)
 
 
-def test_float32_would_be_wrong() -> None:
-    """Show that the test above can fail."""
-    sizes = torch.arange(8, 701)
-    assert torch.any((sizes.float() * 0.7).floor() != (sizes.double() * 0.7).floor())
+def test_ranges_have_the_length_of_eagers(tmp_path: Path) -> None:
+    def steps(x: torch.Tensor) -> Outputs:
+        n = x.shape[0]
+        return (torch.arange(0.0, 1.0, 1 / n), torch.arange(n * 0.7), torch.arange(1, n * 0.3, dtype=x.dtype), x[:n])
+
+    module, run = translated(steps, torch.ones(12), {"length": Range(8, 200)}, tmp_path)
+    for length in range(8, 201):
+        x = torch.ones(length)
+        for got, wanted in zip(run(x), module(x), strict=True):
+            torch.testing.assert_close(got, wanted)
 
 
 def test_a_number_of_tensors_stays_single(tmp_path: Path) -> None:

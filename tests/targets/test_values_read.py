@@ -36,7 +36,7 @@ class Masked(nn.Module):
 
 
 class Table(nn.Module):
-    """Reads the largest index for a check alone, and the number of rows, which is the same for every index."""
+    """Reads the largest index for a check alone, which a trace leaves out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +46,20 @@ class Table(nn.Module):
         if int(index.max()) > 3:
             raise ValueError("an index is too large")
         return x + self.rows(index)
+
+
+class Padded(nn.Module):
+    """Makes a mask of as many positions as the longest row has, which is the size of the other input."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return x * (torch.arange(int(lengths.max()))[None] < lengths[:, None])
+
+
+class Pixels(nn.Module):
+    """Scales images of bytes; the example is white."""
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        return x + (image.float() / 255 if int(image.max()) > 1 else image.float())
 
 
 class Varying(nn.Module):
@@ -72,6 +86,9 @@ def exported(module: nn.Module, second: torch.Tensor, folder: Path) -> targets.E
     [
         (Resampler(), torch.tensor(16000), "int(rate)"),
         (Masked(), torch.ones(2, 8, dtype=torch.bool), "mask.all()"),
+        (Masked(), torch.ones(8, 2, dtype=torch.bool).t(), "mask.all()"),
+        (Pixels(), torch.full((2, 8), 255, dtype=torch.uint8), "image.max()"),
+        (Pixels(), torch.full((2, 8), (1 << 63) - 1), "image.max()"),
     ],
 )
 def test_a_value_that_the_golden_does_not_vary(
@@ -85,7 +102,11 @@ def test_a_value_that_the_golden_does_not_vary(
 
 @pytest.mark.parametrize(
     ("module", "second"),
-    [(Table(), torch.zeros(2, dtype=torch.int64)), (Varying(), torch.tensor([1, 3]))],
+    [
+        (Table(), torch.zeros(2, dtype=torch.int64)),
+        (Padded(), torch.tensor([8, 8])),
+        (Varying(), torch.tensor([1, 3])),
+    ],
 )
 def test_other_reads_pass(module: nn.Module, second: torch.Tensor, tmp_path: Path) -> None:
     exported(module, second, tmp_path)
