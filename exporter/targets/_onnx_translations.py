@@ -91,17 +91,14 @@ def table() -> dict[Any, Callable[..., Any]]:
         if not _are_integers(one, other) or rounding_mode is None:  # torch's translation rounds integers to float32
             return core.aten_div_mode(one, other, rounding_mode)
         ops: Any = opset18
-        whole = ops.Div(one, other)
-        if rounding_mode == "trunc":
-            return whole
-        zero, lower = (ops.CastLike(ops.Constant(value_int=number), whole) for number in (0, 1))
-        rest = ops.Sub(one, ops.Mul(whole, other))
-        below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
-        return ops.Where(below, ops.Sub(whole, lower), whole)
+        return ops.Div(one, other) if rounding_mode == "trunc" else _floored(one, other)
 
     def floor_divide(one: Any, other: Any) -> Any:
-        number = not hasattr(one, "dtype")
-        return div_mode(common.constant(one, dtype=other.dtype) if number else one, other, "floor")
+        if hasattr(one, "dtype"):
+            return div_mode(one, other, "floor")
+        ops: Any = opset18
+        number = common.constant(one, dtype=other.dtype)
+        return _floored(number, other) if other.dtype.is_integer() else ops.Floor(ops.Div(number, other))
 
     def fmod(one: Any, other: Any) -> Any:
         ops: Any = opset18  # torch's translation computes integers in float64
@@ -206,6 +203,18 @@ def table() -> dict[Any, Callable[..., Any]]:
 def _are_integers(one: Any, other: Any) -> bool:
     """Return whether a tensor and a tensor or number are integers."""
     return one.dtype.is_integer() and (isinstance(other, int) or (hasattr(other, "dtype") and other.dtype == one.dtype))
+
+
+def _floored(one: Any, other: Any) -> Any:
+    """Divide integers, rounding towards minus infinity."""
+    from onnxscript import opset18
+
+    ops: Any = opset18
+    whole = ops.Div(one, other)
+    zero, lower = (ops.CastLike(ops.Constant(value_int=number), whole) for number in (0, 1))
+    rest = ops.Sub(one, ops.Mul(whole, other))
+    below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
+    return ops.Where(below, ops.Sub(whole, lower), whole)
 
 
 def _pool(dims: int, usual: Callable[..., Any], inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:

@@ -36,6 +36,6 @@ def translated(function: Function, x: torch.Tensor, sizes: dict[str, Range], fol
     spec = TensorSpec("x", "float32", (*x.shape[: x.dim() - len(sizes)], *sizes))
     program = Program(Contract("calls", (spec,), outputs, sizes), "cpu", lambda: module, lambda: (x,), None)
     made = targets.get("onnx").export(program, folder / "model.onnx", Options())
-    assert "from the exported program" in made.notes[0]
+    assert "from the exported program" in made.notes[0], made.notes[0]
     session = targets.get("onnx").load(folder / "model.onnx", Options())
     return module, lambda other: session.run((other,))

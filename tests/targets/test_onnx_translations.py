@@ -247,6 +247,7 @@ def test_integers_beyond_float32_and_remainders(tmp_path: Path) -> None:
             *(torch.div(n, torch.tensor(-60), rounding_mode=mode) for mode in ("trunc", "floor")),
             *(
                 n // 60,
+                1000 // (n % 77 - 90),
                 n % 1000,
                 torch.fmod(n, 1000),
                 n.remainder(torch.tensor(-1000)),
