@@ -22,7 +22,10 @@ def make_exact(program: torch.export.ExportedProgram) -> None:
         if isinstance(module, fx.GraphModule):
             found = [node for node in module.graph.nodes if _is_floor(node)]
             for node in found:
-                _replace(node)
+                name = node.name
+                result = _replace(node)
+                if module is program.graph_module:
+                    program.graph_signature.replace_all_uses(name, result.name)
             if found:
                 module.recompile()
 
@@ -32,7 +35,8 @@ def _is_floor(node: fx.Node) -> bool:
     return floors and node.meta["val"].dtype in DTYPES
 
 
-def _replace(node: fx.Node) -> None:
+def _replace(node: fx.Node) -> fx.Node:
+    """Replace a node, and return the one whose result takes its place."""
     target: Any = node.target
     value = node.meta["val"]
     dividend, divisor = node.args
@@ -68,3 +72,4 @@ def _replace(node: fx.Node) -> None:
             result = call(aten.copy_.default, dividend, result)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
+    return result

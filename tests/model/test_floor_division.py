@@ -53,6 +53,13 @@ def test_the_program_is_eager(points: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_saved_program_is_eager(tmp_path: Path) -> None:
+    flat, found = captured()
+    torch.export.save(found.program, tmp_path / "voxels.pt2")
+    for got, wanted in zip(torch.export.load(tmp_path / "voxels.pt2").module()(GRID), flat(GRID), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_package_is_eager(tmp_path: Path) -> None:
     flat, found = captured()
     package = torch._inductor.aoti_compile_and_package(found.program, package_path=str(tmp_path / "voxels.pt2"))
