@@ -1,4 +1,7 @@
-"""Diagnoses a failing artifact: the pattern of its right and wrong cases, and the line of the model to blame."""
+"""Diagnoses a failing artifact: the pattern of its right and wrong cases, and the line of the model to blame.
+
+This file is long because each pattern is tried in a fixed order, and the order is part of the diagnosis.
+"""
 
 from __future__ import annotations
 
