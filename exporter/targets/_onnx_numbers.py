@@ -27,8 +27,6 @@ _ARITHMETIC: dict[Callable[..., Any], str] = {
     torch.sym_min: "Min",
 }
 _WHOLE: dict[Callable[..., Any], str] = {math.floor: "Floor", math.ceil: "Ceil", round: "Round", math.trunc: "Identity"}
-
-
 ARANGES = (torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step)
 
 
@@ -68,17 +66,19 @@ def table() -> dict[Any, Callable[..., Any]]:
     def whole(name: str) -> Callable[..., Any]:
         return lambda number: ops.Cast(getattr(ops, name)(double(number)), to=INT64)
 
+    def is_exact(*numbers: Any) -> bool:
+        return any(hasattr(one, "dtype") and one.dtype == DOUBLE for one in numbers)
+
     def arange(start: Any, end: Any, step: Any = 1, dtype: int = -1, *options: Any, **named: Any) -> Any:
-        numbers = (start, end, step)
-        if not any(hasattr(one, "dtype") and one.dtype == DOUBLE for one in numbers):
-            return core.aten_arange_start_step(*numbers, dtype)
-        return ops.Cast(ops.Range(*map(double, numbers)), to=FLOAT if dtype == -1 else dtype)
+        if not is_exact(start, end, step):
+            return core.aten_arange_start_step(start, end, step, dtype)
+        return ops.Cast(ops.Range(*map(double, (start, end, step))), to=FLOAT if dtype == -1 else dtype)
 
     def arange_end(end: Any, dtype: int = -1, *options: Any, **named: Any) -> Any:
-        return arange(0, end, 1, dtype)
+        return arange(0, end, 1, dtype) if is_exact(end) else core.aten_arange(end, dtype)
 
     def arange_start(start: Any, end: Any, dtype: int = -1, *options: Any, **named: Any) -> Any:
-        return arange(start, end, 1, dtype)
+        return arange(start, end, 1, dtype) if is_exact(start, end) else core.aten_arange_start(start, end, dtype)
 
     return {
         torch.ops.aten.arange.default: arange_end,

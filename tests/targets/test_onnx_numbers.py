@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 import torch
-from support.translating import Outputs, translated
+from support.translating import Function, Outputs, translated
 
 from exporter.core.size_range import Range
 
@@ -20,21 +21,15 @@ def counted(x: torch.Tensor) -> Outputs:
     return (x.sum() * (n * 0.3), torch.full((2,), n / 7) + x[0], *(x.new_ones(count) for count in whole))
 
 
-def test_numbers_are_as_exact_as_pythons(tmp_path: Path) -> None:
-    module, run = translated(counted, torch.ones(12), {"length": Range(8, 700)}, tmp_path)
+def steps(x: torch.Tensor) -> Outputs:
+    n = x.shape[0]
+    return (torch.arange(0.0, 1.0, 1 / n), torch.arange(n * 0.7), torch.arange(1, n * 0.3, dtype=x.dtype), x[:n])
+
+
+@pytest.mark.parametrize("function", [counted, steps])
+def test_numbers_are_as_exact_as_pythons(function: Function, tmp_path: Path) -> None:
+    module, run = translated(function, torch.ones(12), {"length": Range(8, 700)}, tmp_path)
     for length in range(8, 701):
-        x = torch.ones(length)
-        for got, wanted in zip(run(x), module(x), strict=True):
-            torch.testing.assert_close(got, wanted)
-
-
-def test_ranges_have_the_length_of_eagers(tmp_path: Path) -> None:
-    def steps(x: torch.Tensor) -> Outputs:
-        n = x.shape[0]
-        return (torch.arange(0.0, 1.0, 1 / n), torch.arange(n * 0.7), torch.arange(1, n * 0.3, dtype=x.dtype), x[:n])
-
-    module, run = translated(steps, torch.ones(12), {"length": Range(8, 200)}, tmp_path)
-    for length in range(8, 201):
         x = torch.ones(length)
         for got, wanted in zip(run(x), module(x), strict=True):
             torch.testing.assert_close(got, wanted)
