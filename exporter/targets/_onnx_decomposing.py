@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from exporter.model import folding, writes
-from exporter.targets import _onnx_complex, _onnx_numbers, _onnx_rewriting
+from exporter.targets import _onnx_complex, _onnx_numbers, _onnx_preparing, _onnx_rewriting
 
 Table = Mapping[Any, Callable[..., Any]]
 # Composite operators whose result never shares memory with an operand, though their schemas do not say so.
@@ -48,7 +48,7 @@ def _decomposition() -> tuple[Any, str, Any]:
     implemented, table_of = _decomp.get_onnx_implemented_overloads, _decomp.create_onnx_friendly_decomposition_table
 
     def decompose(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
-        return _onnx_numbers.exact(with_table(program, registry))
+        return _onnx_numbers.exact(_onnx_preparing.prepared(with_table(program, registry)))
 
     def with_table(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
         table = table_of(set(implemented(registry)))

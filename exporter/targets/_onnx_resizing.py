@@ -43,11 +43,15 @@ def table() -> dict[Any, Callable[..., Any]]:
 
         return call
 
+    def linear_to_size(inp: Any, output_size: Any, align_corners: bool, *_: Any) -> Any:
+        return nn.aten_upsample_linear1d(inp, output_size, align_corners)
+
     aten: Any = torch.ops.aten
     return {
         aten.upsample_nearest1d.vec: nearest,
         aten.upsample_nearest2d.vec: nearest_pixel,
         aten.upsample_nearest3d.vec: nearest,
+        aten.upsample_linear1d.vec: smooth("linear", linear_to_size),
         aten.upsample_bilinear2d.vec: smooth("linear", nn.aten_upsample_bilinear2d_vec),
         aten.upsample_trilinear3d.vec: smooth("linear", nn.aten_upsample_trilinear3d_vec),
         aten.upsample_bicubic2d.vec: smooth("cubic", nn.aten_upsample_bicubic2d_vec),

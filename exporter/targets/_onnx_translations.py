@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +12,16 @@ FLOAT, UINT8, INT32, INT64, BOOL, DOUBLE = 1, 2, 6, 7, 9, 11  # ONNX's numbers o
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
+    from exporter.targets import _onnx_elementwise, _onnx_numbers, _onnx_pooling, _onnx_resizing
+
+    others = (_onnx_elementwise, _onnx_numbers, _onnx_pooling, _onnx_resizing)
+    return dict(itertools.chain(_table().items(), *(other.table().items() for other in others)))
+
+
+def _table() -> dict[Any, Callable[..., Any]]:
     import torch
-    from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops import common, core, nn
+    from onnxscript import ir, opset18
+    from onnxscript.function_libs.torch_lib.ops import common, core
 
     def prod(inp: Any, dims: Sequence[int], output_dtype: int = 0) -> Any:
         ops: Any = opset18
@@ -69,53 +77,6 @@ def table() -> dict[Any, Callable[..., Any]]:
         raised = ops.ReduceSum(ops.Pow(ops.Abs(apart), ops.Constant(value_float=p)), last, keepdims=0)
         return ops.Pow(raised, ops.Constant(value_float=1 / p))
 
-    def signbit(inp: Any) -> Any:
-        ops: Any = opset18
-        if inp.dtype == BOOL:
-            return ops.And(inp, ops.Not(inp))
-        zero = ops.CastLike(ops.Constant(value_float=0.0), inp)
-        negative = ops.Less(inp, zero)
-        if not inp.dtype.is_floating_point():
-            return negative
-        return ops.Or(negative, ops.Less(ops.Reciprocal(inp), zero))  # the reciprocal of -0.0 is -infinity
-
-    def atan2(one: Any, other: Any) -> Any:
-        ops: Any = opset18  # torch's translation is -pi, not pi, for 0 and a negative number, and 0 for NaN
-        zero, pi = (common.constant(number, dtype=one.dtype) for number in (0.0, math.pi))
-        above, right = (ops.Not(ops.Or(ops.Less(x, zero), ops.Less(ops.Reciprocal(x), zero))) for x in (one, other))
-        both = ops.And(ops.Equal(one, zero), ops.Equal(other, zero))
-        slope = ops.Where(both, one, ops.Div(one, other))
-        return ops.Add(ops.Atan(slope), ops.Where(right, zero, ops.Where(above, pi, ops.Neg(pi))))
-
-    def div_mode(one: Any, other: Any, rounding_mode: str | None = None) -> Any:
-        if not _are_integers(one, other) or rounding_mode is None:  # torch's translation rounds integers to float32
-            return core.aten_div_mode(one, other, rounding_mode)
-        ops: Any = opset18
-        return ops.Div(one, other) if rounding_mode == "trunc" else _floored(one, other)
-
-    def floor_divide(one: Any, other: Any) -> Any:
-        if hasattr(one, "dtype"):
-            return div_mode(one, other, "floor")
-        ops: Any = opset18
-        number = common.constant(one, dtype=other.dtype)
-        return _floored(number, other) if other.dtype.is_integer() else ops.Floor(ops.Div(number, other))
-
-    def fmod(one: Any, other: Any) -> Any:
-        ops: Any = opset18  # torch's translation computes integers in float64
-        if not _are_integers(one, other):
-            return ops.Mod(one, other, fmod=1)
-        return ops.Sub(one, ops.Mul(ops.Div(one, other), other))
-
-    def remainder(one: Any, other: Any) -> Any:
-        ops: Any = opset18  # torch's translation multiplies a rounded quotient
-        if not one.dtype.is_floating_point():
-            return (
-                core.aten_remainder(one, other) if hasattr(other, "dtype") else core.aten_remainder_scalar(one, other)
-            )
-        rest, zero = ops.Mod(one, other, fmod=1), common.constant(0.0, dtype=one.dtype)
-        below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
-        return ops.Where(below, ops.Add(rest, other), rest)
-
     def scalar_tensor(number: Any, dtype: int = FLOAT, *options: Any, **named: Any) -> Any:
         if isinstance(number, float) and dtype == DOUBLE:  # torch's translation rounds it to float32 first
             return common.constant(number, dtype=dtype)
@@ -128,13 +89,6 @@ def table() -> dict[Any, Callable[..., Any]]:
             raise ValueError("random slopes have no translation")
         ops: Any = opset18
         return ops.LeakyRelu(inp, alpha=(lower + upper) / 2), noise
-
-    def log_sigmoid(inp: Any) -> Any:
-        ops: Any = opset18  # torch's translation is -infinity where the sigmoid rounds to 0
-        if inp.dtype != DOUBLE:
-            return ops.Neg(ops.Softplus(ops.Neg(inp)))  # onnxruntime has no such kernel for float64
-        one, zero = (ops.CastLike(ops.Constant(value_float=number), inp) for number in (1.0, 0.0))
-        return ops.Sub(ops.Min(inp, zero), ops.Log(ops.Add(one, ops.Exp(ops.Neg(ops.Abs(inp))))))
 
     def sort(inp: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
         ops: Any = opset18  # of equal values, TopK takes the one with the lower index first
@@ -163,34 +117,94 @@ def table() -> dict[Any, Callable[..., Any]]:
     def rnn_relu(*arguments: Any) -> tuple[Any, Any]:
         return _recurrent("Relu", *arguments)
 
-    def avg_pool2d(inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:
-        return _pool(2, nn.aten_avg_pool2d, inp, kernel_size, *settings)
+    def masked_select(inp: Any, mask: Any) -> Any:
+        ops: Any = opset18
+        flat = ops.Constant(value_ints=[-1])
+        chosen = ops.Reshape(ops.Expand(mask, ops.Shape(inp)), flat)
+        return ops.Compress(ops.Reshape(ops.Expand(inp, ops.Shape(mask)), flat), chosen)
 
-    def avg_pool3d(inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:
-        return _pool(3, nn.aten_avg_pool3d, inp, kernel_size, *settings)
+    def read(inp: Any, index: Any, src: Any) -> Any:
+        if not inp.shape or (index.shape is not None and index.shape == src.shape):
+            return src
+        ops: Any = opset18  # torch reads no more of the source than the index has elements
+        part = ops.Slice(src, ops.Constant(value_ints=[0] * len(inp.shape)), ops.Shape(index))
+        part.shape, part.dtype = ir.Shape([None] * len(inp.shape)), src.dtype
+        return part
+
+    def scatter_by(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def call(inp: Any, dim: int, index: Any, src: Any, *settings: Any, **named: Any) -> Any:
+            return usual(inp, dim, index, read(inp, index, src), *settings, **named)
+
+        return call
+
+    def scatter_reduce(inp: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
+        ops: Any = opset18
+        how = {"add": "add", "multiply": "mul"}[reduce]
+        if isinstance(src, (int, float)):
+            given = ops.Expand(common.constant(src, dtype=inp.dtype), ops.Shape(index))
+        else:
+            given = read(inp, index, src)
+        return ops.ScatterElements(inp, index, given, axis=dim, reduction=how)
+
+    def logcumsumexp(inp: Any, dim: int) -> Any:
+        if not inp.shape:
+            return inp
+        ops: Any = opset18  # torch's translation subtracts the largest of all, which makes zeros of small numbers
+        terms, axis = _up_to_each(inp, dim, -math.inf)
+        return ops.ReduceLogSumExp(terms, axis, keepdims=0)
+
+    def extreme_so_far(sign: int) -> Callable[..., Any]:
+        def call(inp: Any, dim: int) -> Any:
+            if not inp.shape or not inp.dtype.is_floating_point():
+                raise ValueError("cummax and cummin have a translation for floating-point numbers with dimensions only")
+            ops: Any = opset18
+            terms, axis = _up_to_each(inp, dim, -sign * math.inf)
+            find, arg = (ops.ReduceMax, ops.ArgMax) if sign > 0 else (ops.ReduceMin, ops.ArgMin)
+            place = arg(terms, axis=dim % len(inp.shape) + 1, keepdims=0, select_last_index=1)
+            return find(terms, axis, keepdims=0), place
+
+        return call
+
+    def no_info() -> Any:
+        ops: Any = opset18
+        return ops.Constant(value_int=0)
+
+    def inv(inp: Any, check_errors: bool = False) -> Any:
+        return _inverse(inp), no_info()
+
+    def solve(one: Any, other: Any, left: bool = True, check_errors: bool = False) -> Any:
+        ops: Any = opset18
+        inverse, last = _inverse(one), ops.Constant(value_ints=[-1])
+        if len(other.shape) == len(one.shape) - 1:  # a vector, or one for each matrix
+            found = ops.Squeeze(ops.MatMul(inverse, ops.Unsqueeze(other, last)), last)
+        else:
+            found = ops.MatMul(inverse, other) if left else ops.MatMul(other, inverse)
+        return found, one, no_info(), no_info()
+
+    def check_errors(*_: Any) -> None:
+        """Stand for what `_onnx_preparing` removes."""
 
     return {
-        torch.ops.aten.div.Tensor_mode: div_mode,
-        torch.ops.aten.div.Scalar_mode: div_mode,
-        torch.ops.aten.floor_divide.default: floor_divide,
-        torch.ops.aten.fmod.Tensor: fmod,
-        torch.ops.aten.fmod.Scalar: fmod,
-        torch.ops.aten.remainder.Tensor: remainder,
-        torch.ops.aten.remainder.Scalar: remainder,
+        torch.ops.aten._linalg_check_errors.default: check_errors,
+        torch.ops.aten.masked_select.default: masked_select,
+        torch.ops.aten.scatter.reduce: scatter_reduce,
+        torch.ops.aten.scatter.value_reduce: scatter_reduce,
+        torch.ops.aten.scatter.src: scatter_by(core.aten_scatter_src),
+        torch.ops.aten.scatter_add.default: scatter_by(core.aten_scatter_add),
+        torch.ops.aten.scatter_reduce.two: scatter_by(core.aten_scatter_reduce),
+        torch.ops.aten.logcumsumexp.default: logcumsumexp,
+        torch.ops.aten.cummax.default: extreme_so_far(1),
+        torch.ops.aten.cummin.default: extreme_so_far(-1),
+        torch.ops.aten.linalg_inv_ex.default: inv,
+        torch.ops.aten._linalg_solve_ex.default: solve,
         torch.ops.aten.scalar_tensor.default: scalar_tensor,
         torch.ops.aten.kthvalue.default: kthvalue,
-        torch.ops.aten.atan2.default: atan2,
-        torch.ops.aten.log_sigmoid.default: log_sigmoid,
         torch.ops.aten.sort.stable: sort,
         torch.ops.aten.rnn_tanh.input: rnn_tanh,
         torch.ops.aten.rnn_relu.input: rnn_relu,
         torch.ops.aten.lstm.input: _lstm,
         torch.ops.aten._cdist_forward.default: cdist,
-        torch.ops.aten.signbit.default: signbit,  # torch's translation overlooks -0.0
-        torch.ops.prims.signbit.default: signbit,
         torch.ops.aten.rrelu_with_noise_functional.default: rrelu,
-        torch.ops.aten.avg_pool2d.default: avg_pool2d,
-        torch.ops.aten.avg_pool3d.default: avg_pool3d,
         torch.ops.aten.squeeze.dim: squeeze,
         torch.ops.prims.prod.default: prod,  # torch decomposes cumprod into products
         torch.ops.aten.median.default: median,
@@ -200,38 +214,36 @@ def table() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _are_integers(one: Any, other: Any) -> bool:
-    """Return whether a tensor and a tensor or number are integers."""
-    return one.dtype.is_integer() and (isinstance(other, int) or (hasattr(other, "dtype") and other.dtype == one.dtype))
+def _up_to_each(inp: Any, dim: int, otherwise: float) -> tuple[Any, Any]:
+    """Return the elements up to each along an axis, in an axis after it, with a number in place of those after it.
 
-
-def _floored(one: Any, other: Any) -> Any:
-    """Divide integers, rounding towards minus infinity."""
+    That takes memory for the square of the axis's size. The new axis is returned, too.
+    """
     from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common
 
     ops: Any = opset18
-    whole = ops.Div(one, other)
-    zero, lower = (ops.CastLike(ops.Constant(value_int=number), whole) for number in (0, 1))
-    rest = ops.Sub(one, ops.Mul(whole, other))
-    below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
-    return ops.Where(below, ops.Sub(whole, lower), whole)
+    rank = len(inp.shape)
+    axis = dim % rank
+    size = ops.Gather(ops.Shape(inp), ops.Constant(value_int=axis))
+    place = ops.Range(ops.Constant(value_int=0), size, ops.Constant(value_int=1))
+    row, column = (ops.Unsqueeze(place, ops.Constant(value_ints=[at])) for at in (0, -1))
+    earlier = ops.GreaterOrEqual(column, row)
+    if axis < rank - 1:
+        earlier = ops.Unsqueeze(earlier, ops.Constant(value_ints=list(range(2, rank - axis + 1))))
+    number = common.constant(otherwise, dtype=inp.dtype)
+    terms = ops.Where(earlier, ops.Unsqueeze(inp, ops.Constant(value_ints=[axis])), number)
+    return terms, ops.Constant(value_ints=[axis + 1])
 
 
-def _pool(dims: int, usual: Callable[..., Any], inp: Any, kernel_size: Sequence[int], *settings: Any) -> Any:
-    """Translate the mean over windows, with a divisor of its own, which torch's translation ignores."""
-    from onnxscript import opset18
+def _inverse(matrix: Any) -> Any:
+    """Invert matrices with onnxruntime's own operator; ONNX has none."""
+    from onnxscript import evaluator, ir
 
-    names = ("stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-    given = dict(zip(names, settings, strict=False))
-    divisor = given.pop("divisor_override", None)
-    if divisor is None:
-        return usual(inp, kernel_size, **given)
-    if given.get("ceil_mode"):  # windows that end outside the padding have another size
-        raise ValueError("a divisor with ceil_mode has no translation")
-    ops: Any = opset18
-    mean = usual(inp, kernel_size, **(given | {"count_include_pad": True}))
-    elements = math.prod(kernel_size) if len(kernel_size) > 1 else kernel_size[0] ** dims
-    return ops.Mul(mean, ops.CastLike(ops.Constant(value_float=elements / divisor), mean))
+    recorder: Any = evaluator.default()
+    found = ir.Value(name=None, shape=matrix.shape, type=ir.TensorType(matrix.dtype))
+    recorder.nodes.append(ir.Node("com.microsoft", "Inverse", [matrix], outputs=[found]))
+    return found
 
 
 def _recurrent(

@@ -245,13 +245,13 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     import torch
 
     from exporter.model import recurrent, type_promotion
-    from exporter.targets import _onnx_decomposing, _onnx_numbers, _onnx_resizing
+    from exporter.targets import _onnx_decomposing
 
     type_promotion.make_explicit(exported)
     settings: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
         "output_names": contract.output_names(program.contract),
-        "custom_translation_table": _onnx_translations.table() | _onnx_numbers.table() | _onnx_resizing.table(),
+        "custom_translation_table": _onnx_translations.table(),
     }
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 

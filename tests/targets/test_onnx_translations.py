@@ -91,6 +91,31 @@ class Signs(torch.nn.Module):
         )
 
 
+class Running(torch.nn.Module):
+    """Sums of exponentials and extremes up to each element; the first are tiny beside the last."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rising = x + torch.arange(x.shape[1]) * 200
+        return rising.logcumsumexp(-1), x.logcumsumexp(0), *(x * 2).round().cummax(-1), *x.cummin(0)
+
+
+class Written(torch.nn.Module):
+    """Elements that a mask selects, and elements written by index from a source that is larger than the index."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        order = x.argsort(1)
+        return (
+            x.masked_select(x[0] > 0),
+            x[0].masked_select(x > 0),
+            x.scatter(1, order[:, :2], x),
+            x.scatter(1, order[:, :2], x, reduce="add"),
+            x.scatter(1, order[:1, :2], x, reduce="multiply"),
+            x.scatter(0, x.argsort(0), 2.0, reduce="add"),
+            x.scatter_add(1, order[:, :1], x),
+            x.scatter_reduce(1, order[:, :1], x, "amax"),
+        )
+
+
 class Squeezed(torch.nn.Module):
     """Leaves out dimensions of size 1, and none of another size."""
 
@@ -99,7 +124,8 @@ class Squeezed(torch.nn.Module):
         return x.squeeze(1), four.squeeze(-1) + 1, x[:, None].squeeze(1) * 2, one.squeeze(-1), x.sum().squeeze(0)
 
 
-@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs, Squeezed])
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
+@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs, Squeezed, Running, Written])
 def test_values_and_dtypes_are_eagers(model: type[torch.nn.Module], tmp_path: Path) -> None:
     x = torch.randn(3, 5)
     module = FlatModule(model(), flatten_inputs(model(), {"x": x})).eval()

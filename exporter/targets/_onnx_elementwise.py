@@ -1,0 +1,140 @@
+"""Translations to ONNX of operators on single elements for which torch has none, or a wrong one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+BOOL, DOUBLE = 9, 11  # ONNX's numbers of data types
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Return the translation of each operator, as `torch.onnx.export` takes them."""
+    import torch
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common, core
+
+    ops: Any = opset18
+
+    def signbit(inp: Any) -> Any:
+        if inp.dtype == BOOL:
+            return ops.And(inp, ops.Not(inp))
+        zero = ops.CastLike(ops.Constant(value_float=0.0), inp)
+        negative = ops.Less(inp, zero)
+        if not inp.dtype.is_floating_point():
+            return negative
+        return ops.Or(negative, ops.Less(ops.Reciprocal(inp), zero))  # the reciprocal of -0.0 is -infinity
+
+    def atan2(one: Any, other: Any) -> Any:
+        # torch's translation is -pi, not pi, for 0 and a negative number, and 0 for NaN
+        zero, pi = (common.constant(number, dtype=one.dtype) for number in (0.0, math.pi))
+        above, right = (ops.Not(ops.Or(ops.Less(x, zero), ops.Less(ops.Reciprocal(x), zero))) for x in (one, other))
+        both = ops.And(ops.Equal(one, zero), ops.Equal(other, zero))
+        slope = ops.Where(both, one, ops.Div(one, other))
+        return ops.Add(ops.Atan(slope), ops.Where(right, zero, ops.Where(above, pi, ops.Neg(pi))))
+
+    def div_mode(one: Any, other: Any, rounding_mode: str | None = None) -> Any:
+        if not _are_integers(one, other) or rounding_mode is None:  # torch's translation rounds integers to float32
+            return core.aten_div_mode(one, other, rounding_mode)
+        return ops.Div(one, other) if rounding_mode == "trunc" else _floored(one, other)
+
+    def floor_divide(one: Any, other: Any) -> Any:
+        if hasattr(one, "dtype"):
+            return div_mode(one, other, "floor")
+        number = common.constant(one, dtype=other.dtype)
+        return _floored(number, other) if other.dtype.is_integer() else ops.Floor(ops.Div(number, other))
+
+    def fmod(one: Any, other: Any) -> Any:
+        # torch's translation computes integers in float64
+        if not _are_integers(one, other):
+            return ops.Mod(one, other, fmod=1)
+        return ops.Sub(one, ops.Mul(ops.Div(one, other), other))
+
+    def remainder(one: Any, other: Any) -> Any:
+        # torch's translation multiplies a rounded quotient
+        if not one.dtype.is_floating_point():
+            return (
+                core.aten_remainder(one, other) if hasattr(other, "dtype") else core.aten_remainder_scalar(one, other)
+            )
+        rest, zero = ops.Mod(one, other, fmod=1), common.constant(0.0, dtype=one.dtype)
+        below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
+        return ops.Where(below, ops.Add(rest, other), rest)
+
+    def log_sigmoid(inp: Any) -> Any:
+        # torch's translation is -infinity where the sigmoid rounds to 0
+        if inp.dtype != DOUBLE:
+            return ops.Neg(ops.Softplus(ops.Neg(inp)))  # onnxruntime has no such kernel for float64
+        one, zero = (ops.CastLike(ops.Constant(value_float=number), inp) for number in (1.0, 0.0))
+        return ops.Sub(ops.Min(inp, zero), ops.Log(ops.Add(one, ops.Exp(ops.Neg(ops.Abs(inp))))))
+
+    def logaddexp(one: Any, other: Any, base: float = math.e) -> Any:
+        # torch's translation overflows: the exponential of 89 is infinite in float32
+        larger, smaller = ops.Max(one, other), ops.Min(one, other)
+        zero, unit, factor = (common.constant(number, dtype=one.dtype) for number in (0.0, 1.0, math.log(base)))
+        apart = ops.Where(ops.Equal(one, other), zero, ops.Sub(smaller, larger))  # infinities too
+        rest = ops.Log(ops.Add(unit, ops.Exp(ops.Mul(apart, factor))))
+        return ops.Add(larger, ops.Div(rest, factor))
+
+    def logaddexp2(one: Any, other: Any) -> Any:
+        return logaddexp(one, other, 2.0)
+
+    def without_nan(choose: Callable[..., Any]) -> Callable[..., Any]:
+        def call(one: Any, other: Any) -> Any:
+            if one.dtype.is_integer():
+                return choose(one, other)
+            return ops.Where(ops.IsNaN(one), other, ops.Where(ops.IsNaN(other), one, choose(one, other)))
+
+        return call
+
+    def copysign(one: Any, other: Any) -> Any:
+        size = ops.Abs(one)
+        if isinstance(other, (int, float)):
+            return ops.Neg(size) if math.copysign(1.0, other) < 0 else size
+        return ops.Where(signbit(other), ops.Neg(size), size)
+
+    def hypot(one: Any, other: Any) -> Any:
+        sizes = ops.Abs(one), ops.Abs(other)
+        larger, smaller = ops.Max(*sizes), ops.Min(*sizes)
+        unit = common.constant(1.0, dtype=one.dtype)
+        ratio = ops.Where(ops.Equal(smaller, larger), unit, ops.Div(smaller, larger))  # two zeros or infinities too
+        return ops.Mul(larger, ops.Sqrt(ops.Add(unit, ops.Mul(ratio, ratio))))
+
+    aten: Any = torch.ops.aten
+    return {
+        aten.div.Tensor_mode: div_mode,
+        aten.div.Scalar_mode: div_mode,
+        aten.floor_divide.default: floor_divide,
+        aten.fmod.Tensor: fmod,
+        aten.fmod.Scalar: fmod,
+        aten.remainder.Tensor: remainder,
+        aten.remainder.Scalar: remainder,
+        aten.atan2.default: atan2,
+        aten.log_sigmoid.default: log_sigmoid,
+        aten.signbit.default: signbit,  # torch's translation overlooks -0.0
+        torch.ops.prims.signbit.default: signbit,
+        aten.logaddexp.default: logaddexp,
+        aten.logaddexp2.default: logaddexp2,
+        aten.fmax.default: without_nan(ops.Max),
+        aten.fmin.default: without_nan(ops.Min),
+        aten.copysign.Tensor: copysign,
+        aten.copysign.Scalar: copysign,
+        aten.hypot.default: hypot,
+    }
+
+
+def _are_integers(one: Any, other: Any) -> bool:
+    """Return whether a tensor and a tensor or number are integers."""
+    return one.dtype.is_integer() and (isinstance(other, int) or (hasattr(other, "dtype") and other.dtype == one.dtype))
+
+
+def _floored(one: Any, other: Any) -> Any:
+    """Divide integers, rounding towards minus infinity."""
+    from onnxscript import opset18
+
+    ops: Any = opset18
+    whole = ops.Div(one, other)
+    zero, lower = (ops.CastLike(ops.Constant(value_int=number), whole) for number in (0, 1))
+    rest = ops.Sub(one, ops.Mul(whole, other))
+    below = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
+    return ops.Where(below, ops.Sub(whole, lower), whole)

@@ -1,0 +1,56 @@
+"""Operators on single elements in ONNX models, at ordinary, large and infinite values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.translating import Outputs, translated
+
+from exporter.core.size_range import Range
+
+
+def sums_of_exponentials(x: torch.Tensor) -> Outputs:
+    far, infinite = x * 200, x.sign() * torch.inf
+    return (
+        torch.logaddexp(far, far.flip(0)),
+        torch.logaddexp2(far, x * 0),
+        torch.logaddexp(x, x),
+        torch.logaddexp(infinite, infinite),
+        torch.logaddexp(infinite, x),
+        torch.logaddexp((x * 900).double(), x.double()),
+    )
+
+
+def without_nan(x: torch.Tensor) -> Outputs:
+    some = x.log()
+    return torch.fmax(some, x), torch.fmin(x, some), torch.fmax(some, some), torch.fmax((x * 9).int(), (x * -9).int())
+
+
+def signs(x: torch.Tensor) -> Outputs:
+    zeros = x * 0
+    return torch.copysign(x, zeros), torch.copysign(x, x.flip(0)), torch.copysign(x, -0.0), torch.copysign(x, 2)
+
+
+def lengths(x: torch.Tensor) -> Outputs:
+    huge, infinite = x * 1e30, x.sign() * torch.inf
+    return (
+        torch.hypot(x, x.flip(0)),
+        torch.hypot(huge, huge),
+        torch.hypot(x * 0, x * 0),
+        torch.hypot(infinite, x),
+        torch.hypot(infinite, infinite),
+    )
+
+
+@pytest.mark.parametrize("function", [sums_of_exponentials, without_nan, signs, lengths])
+def test_values_are_torchs(function: Callable[[torch.Tensor], Outputs], tmp_path: Path) -> None:
+    module, run = translated(function, torch.randn(3, 5), {"rows": Range(2, 8), "columns": Range(2, 16)}, tmp_path)
+    for sizes in ((3, 5), (2, 16), (8, 3)):
+        x = torch.randn(sizes)
+        for got, wanted in zip(run(x), module(x), strict=True):
+            assert got.dtype == wanted.dtype
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
+            assert torch.equal(got.signbit(), wanted.signbit()) or bool(wanted.isnan().any())
