@@ -361,6 +361,7 @@ class Branches(TorchFunctionMode):
         self._checks: dict[str, None] = {}
         self._of_state: dict[str, None] = {}
         self._read: dict[int, dict[str, None]] = {}  # lines that read the values of an input, counted from the last one
+        self._branches: dict[int, dict[str, None]] = {}  # those of them that branch
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -379,6 +380,8 @@ class Branches(TorchFunctionMode):
                 self._of_state[source_lines.shown(file, line)] = None
             for origin in () if check else origins:
                 self._read.setdefault(origin, {})[source_lines.shown(file, line)] = None
+                if not inside:
+                    self._branches.setdefault(origin, {})[source_lines.shown(file, line)] = None
         return func(*args, **(kwargs or {}))
 
     def require_no_state(self) -> None:
@@ -393,6 +396,10 @@ class Branches(TorchFunctionMode):
     def read(self, inputs: int) -> dict[int, str]:
         """Return the lines at which Python reads the values of an input, by its index among this many inputs."""
         return {inputs - 1 - origin: ", ".join(lines) for origin, lines in self._read.items()}
+
+    def branches(self, inputs: int) -> dict[int, str]:
+        """Return the lines that branch on the values of an input, by its index among this many inputs."""
+        return {inputs - 1 - origin: ", ".join(lines) for origin, lines in self._branches.items()}
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the branches and checks found, for the row."""

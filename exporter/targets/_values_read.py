@@ -1,22 +1,27 @@
 """Inputs whose value a trace keeps, although the contract lets callers give others.
 
 The golden finds what a trace keeps of values that its cases vary. It varies integers within the range of the example,
-so that an input such as a sample rate, which is the same in every case, needs other values.
+so that an input such as a sample rate, which is the same in every case, needs other values. It has few cases, so that
+a branch that few inputs take needs more of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from exporter.model import drawing
 from exporter.model.state import carrying
 from exporter.model.state.snapshot import Snapshot, copied
 from exporter.model.tensors import Tensors
 from exporter.targets import _tracing
 
 NEIGHBOURS = 2  # the first values to try of an integer
+DRAWN, SEARCH_S = 300, 10.0
 
 
 def kept(
@@ -29,12 +34,9 @@ def kept(
     value is tied to a size, and no other is tried.
     """
     constant = [at for at in sorted(read) if _is_constant(example[at])]
-    if constant and example[0].device.type != "cpu":  # there a wrong index ends the process
-        try:
-            module, example = copied(module, "cpu"), tuple(tensor.cpu() for tensor in example)
-            traced = _tracing.trace(module, example)
-        except Exception:  # the model may need the GPU
-            return None
+    if not constant or (found := _on_cpu(module, traced, example)) is None:
+        return None
+    module, traced, example = found
     held = Snapshot(module)
     for at in constant:
         accepted = example[at].dtype is torch.bool
@@ -47,6 +49,46 @@ def kept(
             if wanted is not None and not _agrees(traced, inputs, wanted):
                 return at, inputs
     return None
+
+
+def has_other_side(
+    module: torch.nn.Module, traced: Callable[..., Tensors], examples: Sequence[Tensors], read: Iterable[int]
+) -> bool:
+    """Return whether eager computes something else than the trace for other values of these inputs, by index.
+
+    The first of the examples is the one of the trace; the others have other sizes. Values are drawn at random in turn,
+    DRAWN times or, if a call takes long, for SEARCH_S seconds.
+    """
+    if (found := _on_cpu(module, traced, examples[0])) is None:
+        return False
+    module, traced, first = found
+    given = [first, *(tuple(tensor.cpu() for tensor in other) for other in examples[1:])]
+    held = Snapshot(module)
+    generator = torch.Generator().manual_seed(0)
+    ends = time.monotonic() + SEARCH_S
+    for example in itertools.islice(itertools.cycle(given), DRAWN):
+        other = drawing.drawn(example, generator)
+        inputs = tuple(other[at] if at in read else tensor for at, tensor in enumerate(example))
+        wanted = _outputs(module, inputs)
+        held.restore()
+        if wanted is not None and not _agrees(traced, inputs, wanted):
+            return True
+        if time.monotonic() > ends:
+            break
+    return False
+
+
+def _on_cpu(
+    module: torch.nn.Module, traced: Callable[..., Tensors], example: Tensors
+) -> tuple[torch.nn.Module, Callable[..., Tensors], Tensors] | None:
+    """Return all three on the CPU, since a wrong index ends the process on a GPU; None if the model needs a GPU."""
+    if example[0].device.type == "cpu":
+        return module, traced, example
+    try:
+        module, example = copied(module, "cpu"), tuple(tensor.cpu() for tensor in example)
+        return module, _tracing.trace(module, example), example
+    except Exception:  # the model's code may raise anything
+        return None
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:

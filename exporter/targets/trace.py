@@ -78,6 +78,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         branches.require_no_state()
         if not program.entries:
             _require_no_value(program, module, traced, branches.read(len(program.example)))
+            _require_one_side(program, module, traced, branches.branches(len(program.example)))
         frozen = _frozen(traced.eval())
         whole = _is_right_outside(program, module, traced)
         taken = (whole and program.whole) or program.contract
@@ -139,6 +140,31 @@ def _require_no_value(
             "value, eager returns something else",
             "give a number instead of a tensor if it never changes; else compute with tensors (torch.where, "
             "index_select), or ship script if it can compile the code",
+        )
+
+
+def _require_one_side(
+    program: Program, module: torch.nn.Module, traced: torch.jit.ScriptModule, branches: dict[int, str]
+) -> None:
+    """Raise ExportError if eager takes the other side of a branch for other values, and the trace is wrong there."""
+    from exporter.model import mixed_dtypes
+    from exporter.targets import _values_read
+
+    if not branches:
+        return
+    examples = [program.example]
+    if program.make_at is not None:  # `all` over few rows is true more often
+        examples.append(program.make_at({name: sizes.min for name, sizes in program.contract.symbols.items()}))
+    with mixed_dtypes.agreeing(module, program.example):
+        wrong = _values_read.has_other_side(module, traced, examples, branches)
+    if wrong:
+        names = ", ".join(program.function.inputs[at].name for at in sorted(branches))
+        lines = ", ".join(dict.fromkeys(branches.values()))
+        raise ExportError(
+            f"a branch depends on values ({lines}), and the trace keeps the side that the example takes: with other "
+            f"values of {names}, eager returns something else",
+            "write the branch with torch.where (`exporter repair` may find a patch), or ship script if it can compile "
+            "the code",
         )
 
 

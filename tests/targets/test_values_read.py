@@ -126,3 +126,63 @@ def test_values_that_eager_rejects_show_nothing() -> None:
     found = _values_read.kept(Row(), lambda x, _: (x,), example, (0, 1))
     assert found is not None
     assert (found[0], int(found[1][1])) == (1, -1)
+
+
+class Greedy(nn.Module):
+    """Generates until every row has ended, which few inputs do before the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Embedding(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        found = []
+        for _ in range(4):
+            token = self.head(x + self.rows(token)).argmax(-1)
+            found.append(token)
+            if bool((token == 3).all()):
+                break
+        return torch.stack(found, -1)
+
+
+class Overflowing(nn.Module):
+    """Takes another path where numbers are not finite, and one that computes the same where they are negative."""
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        y = x * other
+        if bool(y.isinf().any()):
+            y = y.clamp(-1e4, 1e4)
+        return (2 * y) / 2 if bool((y < 0).all()) else y
+
+
+def test_a_side_that_few_inputs_take_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    with pytest.raises(ExportError, match=r"a branch depends on values \(.*\), and the trace keeps .* x, second"):
+        exported(Greedy(), torch.zeros(1, dtype=torch.int64), tmp_path)
+
+
+def test_sides_that_make_no_difference_pass_with_a_note(tmp_path: Path) -> None:
+    made = exported(Overflowing(), torch.ones(1, 8), tmp_path)
+    assert any("a branch depends on values" in note for note in made.notes)
+
+
+class Same(nn.Module):
+    """Returns its input."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x,)
+
+
+def test_a_search_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        calls.append(x)
+        return (x,)
+
+    assert not _values_read.has_other_side(Same(), call, [(torch.ones(2),)], [0])
+    assert len(calls) == _values_read.DRAWN
+    calls.clear()
+    monkeypatch.setattr(_values_read, "SEARCH_S", 0.0)
+    assert not _values_read.has_other_side(Same(), call, [(torch.ones(2),)], [0])
+    assert len(calls) == 1

@@ -20,6 +20,7 @@ from exporter.core import probing, source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError
 from exporter.evidence import perturbations
+from exporter.model import drawing
 from exporter.model.tensors import Tensors
 from exporter.workers.loading import LoadedModel
 from exporter.workers.messages import Job
@@ -155,7 +156,7 @@ class _Recorder:
             self.call(base, changed)
         for number in range(DRAWN):
             sizes = self.sizes[number % len(self.sizes)]
-            self.call(sizes, tuple(self._drawn(t) for t in self.loaded.inputs(sizes, SEEDS + number)))
+            self.call(sizes, drawing.drawn(self.loaded.inputs(sizes, SEEDS + number), self.generator))
 
     def unsteady(self) -> bool:
         """Return whether the model returns something else when it is called again, in the opposite order."""
@@ -178,7 +179,7 @@ class _Recorder:
             if not lacking or time.monotonic() > ends:
                 return
             sizes = self.sizes[attempt % len(self.sizes)]
-            drawn = tuple(self._drawn(t) for t in self.loaded.inputs(sizes, FIRST + attempt))
+            drawn = drawing.drawn(self.loaded.inputs(sizes, FIRST + attempt), self.generator)
             for inputs in _nonfinite(drawn) if attempt % NONFINITE == NONFINITE - 1 else [drawn]:
                 self.call(sizes, inputs, set(lacking))
 
@@ -206,28 +207,6 @@ class _Recorder:
         elif wanted is None or wanted & self.seen.now:
             self.seen.conclude(sizes)
             self.cases += made
-
-    def _drawn(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return other values: floats of another scale, offset, sign or density, others from the same range."""
-        if tensor.is_floating_point():
-            scale = 10 ** (6 * self._uniform() - 3)
-            shift = (2 * self._uniform() - 1) * (self._uniform() < 0.5)
-            made = (tensor + shift) * scale
-            made = torch.where(self._some(tensor, self._uniform()), made, made.abs())
-            return torch.where(self._some(tensor, self._uniform() - 0.7), 0.0, made).to(tensor.dtype)
-        if tensor.dtype == torch.bool:
-            return self._some(tensor, self._uniform() * 1.4 - 0.2)
-        if tensor.is_complex() or not tensor.numel():
-            return tensor
-        low, high = int(tensor.min()), int(tensor.max())
-        return torch.randint(low, high + 1, tensor.shape, generator=self.generator).to(tensor.dtype)
-
-    def _some(self, tensor: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-        """Return a mask that is true for about this share of the elements; for none below 0, and for all from 1 on."""
-        return torch.rand(tensor.shape, generator=self.generator) < share
-
-    def _uniform(self) -> torch.Tensor:
-        return torch.rand((), generator=self.generator)
 
 
 def _nonfinite(example: Tensors) -> Iterator[Tensors]:
