@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 FLOAT, UINT8, INT32, INT64, BOOL, DOUBLE = 1, 2, 6, 7, 9, 11  # ONNX's numbers of data types
 
 
-def table() -> dict[Any, Callable[..., Any]]:
+def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
-    from exporter.targets import _onnx_elementwise, _onnx_numbers, _onnx_pooling, _onnx_resizing
+    from exporter.targets import (
+        _onnx_attention,
+        _onnx_cumulative,
+        _onnx_elementwise,
+        _onnx_numbers,
+        _onnx_pooling,
+        _onnx_resizing,
+    )
 
-    others = (_onnx_elementwise, _onnx_numbers, _onnx_pooling, _onnx_resizing)
-    return dict(itertools.chain(_table().items(), *(other.table().items() for other in others)))
+    others = (_onnx_attention, _onnx_cumulative, _onnx_elementwise, _onnx_numbers, _onnx_pooling, _onnx_resizing)
+    found = dict(itertools.chain(_table().items(), *(other.table().items() for other in others)))
+    if opset is not None and opset >= _onnx_attention.ATTENTION_OPSET:
+        return {operator: found[operator] for operator in found if operator not in _onnx_attention.table()}
+    return found
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
@@ -146,25 +155,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
             given = read(inp, index, src)
         return ops.ScatterElements(inp, index, given, axis=dim, reduction=how)
 
-    def logcumsumexp(inp: Any, dim: int) -> Any:
-        if not inp.shape:
-            return inp
-        ops: Any = opset18  # torch's translation subtracts the largest of all, which makes zeros of small numbers
-        terms, axis = _up_to_each(inp, dim, -math.inf)
-        return ops.ReduceLogSumExp(terms, axis, keepdims=0)
-
-    def extreme_so_far(sign: int) -> Callable[..., Any]:
-        def call(inp: Any, dim: int) -> Any:
-            if not inp.shape or not inp.dtype.is_floating_point():
-                raise ValueError("cummax and cummin have a translation for floating-point numbers with dimensions only")
-            ops: Any = opset18
-            terms, axis = _up_to_each(inp, dim, -sign * math.inf)
-            find, arg = (ops.ReduceMax, ops.ArgMax) if sign > 0 else (ops.ReduceMin, ops.ArgMin)
-            place = arg(terms, axis=dim % len(inp.shape) + 1, keepdims=0, select_last_index=1)
-            return find(terms, axis, keepdims=0), place
-
-        return call
-
     def no_info() -> Any:
         ops: Any = opset18
         return ops.Constant(value_int=0)
@@ -192,9 +182,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.scatter.src: scatter_by(core.aten_scatter_src),
         torch.ops.aten.scatter_add.default: scatter_by(core.aten_scatter_add),
         torch.ops.aten.scatter_reduce.two: scatter_by(core.aten_scatter_reduce),
-        torch.ops.aten.logcumsumexp.default: logcumsumexp,
-        torch.ops.aten.cummax.default: extreme_so_far(1),
-        torch.ops.aten.cummin.default: extreme_so_far(-1),
         torch.ops.aten.linalg_inv_ex.default: inv,
         torch.ops.aten._linalg_solve_ex.default: solve,
         torch.ops.aten.scalar_tensor.default: scalar_tensor,
@@ -212,28 +199,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.searchsorted.Tensor: searchsorted,
         torch.ops.aten.bucketize.Tensor: bucketize,
     }
-
-
-def _up_to_each(inp: Any, dim: int, otherwise: float) -> tuple[Any, Any]:
-    """Return the elements up to each along an axis, in an axis after it, with a number in place of those after it.
-
-    That takes memory for the square of the axis's size. The new axis is returned, too.
-    """
-    from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops import common
-
-    ops: Any = opset18
-    rank = len(inp.shape)
-    axis = dim % rank
-    size = ops.Gather(ops.Shape(inp), ops.Constant(value_int=axis))
-    place = ops.Range(ops.Constant(value_int=0), size, ops.Constant(value_int=1))
-    row, column = (ops.Unsqueeze(place, ops.Constant(value_ints=[at])) for at in (0, -1))
-    earlier = ops.GreaterOrEqual(column, row)
-    if axis < rank - 1:
-        earlier = ops.Unsqueeze(earlier, ops.Constant(value_ints=list(range(2, rank - axis + 1))))
-    number = common.constant(otherwise, dtype=inp.dtype)
-    terms = ops.Where(earlier, ops.Unsqueeze(inp, ops.Constant(value_ints=[axis])), number)
-    return terms, ops.Constant(value_ints=[axis + 1])
 
 
 def _inverse(matrix: Any) -> Any:

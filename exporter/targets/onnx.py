@@ -251,7 +251,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
     settings: dict[str, Any] = {
         "input_names": [s.name for s in program.contract.inputs],
         "output_names": contract.output_names(program.contract),
-        "custom_translation_table": _onnx_translations.table(),
+        "custom_translation_table": _onnx_translations.table(options.opset),
     }
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
 

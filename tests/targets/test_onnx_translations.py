@@ -91,14 +91,6 @@ class Signs(torch.nn.Module):
         )
 
 
-class Running(torch.nn.Module):
-    """Sums of exponentials and extremes up to each element; the first are tiny beside the last."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rising = x + torch.arange(x.shape[1]) * 200
-        return rising.logcumsumexp(-1), x.logcumsumexp(0), *(x * 2).round().cummax(-1), *x.cummin(0)
-
-
 class Written(torch.nn.Module):
     """Elements that a mask selects, and elements written by index from a source that is larger than the index."""
 
@@ -125,7 +117,7 @@ class Squeezed(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
-@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs, Squeezed, Running, Written])
+@pytest.mark.parametrize("model", [Filters, Ranks, Distances, Signs, Squeezed, Written])
 def test_values_and_dtypes_are_eagers(model: type[torch.nn.Module], tmp_path: Path) -> None:
     x = torch.randn(3, 5)
     module = FlatModule(model(), flatten_inputs(model(), {"x": x})).eval()
