@@ -65,6 +65,7 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         (stateful.long_echo, ("state.line",), [0.0]),
         (stateful.long_queue, tuple(f"state.past.{index}" for index in range(12)), [0.0] * 12),
         (stateful.rare_event, ("state.hit",), [False]),
+        (stateful.noise_floor, ("state.noise", "state.mean"), [pytest.approx(0.001), 0.0]),
         (stateful.keyed_by_tuple, ("state.cache.0.k",), [0.0]),
         (stateful.every_tenth_in_a_tensor, ("state.calls",), [0]),
     ],

@@ -392,6 +392,22 @@ class rare_event(_Recipe):
             return torch.where(self.hit, -x, x)
 
 
+class noise_floor(_Recipe):
+    """Follows the level of quiet frames in place; loud ones, all that the search sees, write the level that it has."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("noise", torch.full((1,), 0.001))
+            self.register_buffer("mean", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            level = x.square().mean(-1)
+            self.noise.copy_(torch.where(level > 50 * self.noise, self.noise, 0.9 * self.noise + 0.1 * level))
+            self.mean.copy_(0.9 * self.mean + 0.1 * level)
+            return self.mean / self.noise
+
+
 class keyed_by_tuple(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:

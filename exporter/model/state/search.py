@@ -79,8 +79,9 @@ class _Search:
         if not self._shows_any():
             return None
         changed = list(dict.fromkeys(path for left in self.left for path in left))
+        rewritten = self._rewritten()
         live = self._live(changed)
-        changed += [path for path in (*live, *self._rewritten()) if path not in changed]
+        changed = list(dict.fromkeys((*changed, *live, *rewritten)))
         order = {path: index for index, (path, _) in enumerate(snapshot.leaves(self.module))}
         changed.sort(key=lambda path: order.get(path, len(order)))
         if not changed:
