@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from exporter.core import time_limit
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExportError
 from exporter.core.probing import describe
 from exporter.core.size_range import Sizes
-from exporter.evidence import eager
+from exporter.evidence import eager, perturbations
 from exporter.model import differentiation
 from exporter.model.flattening import FlatModule
 from exporter.model.state import carrying, independence, search, snapshot
@@ -124,34 +125,68 @@ def _take_in(loaded: LoadedModel, device: str, unknown: list[Place], given: list
 
 
 def _require_unread(loaded: LoadedModel, device: str) -> None:
-    """Raise ExportError if a call at one of the sizes tried reads dropped state, which no call was seen to read."""
-    flat = _plain(loaded)
+    """Raise ExportError if a call reads dropped state, which no call of the search was seen to read.
 
-    def run(sizes: Sizes, left: Mapping[Place, Any]) -> Tensors:
-        loaded.held.restore()
-        for path, value in left.items():
-            with contextlib.suppress(*snapshot.MISSING):
-                snapshot.put(loaded.module.model, path, value.clone() if isinstance(value, torch.Tensor) else value)
-        torch.manual_seed(0)
-        with eager.naming(describe(sizes)):
-            return eager.run(flat, loaded.inputs(sizes, 0), device)
-
+    Each size tried, and the example with each change of its values, is run from what calls at these sizes left.
+    """
     if not loaded.kept.dropped:
         return
+    trial = _Dropped(loaded, _plain(loaded), device)
+    alone: list[tuple[str, Tensors, Tensors]] = []
     left: dict[Place, Any] = {}
     for sizes in loaded.tried:
-        run(sizes, {})
-        left |= {path: value for path, value in loaded.held.changes().items() if path in loaded.kept.dropped}
-    for sizes in loaded.tried:
-        alone = run(sizes, {})
-        if not alike(run(sizes, left), alone):
-            read = [path for path in left if not alike(run(sizes, {path: left[path]}), alone)]
-            raise ExportError(
-                f"the model reads {search.named(loaded.module.model, read or list(left))} at {describe(sizes)}, but "
-                f"not at its example, {describe(loaded.base)}",
-                "read it in every call, or promise only sizes at which no call reads it: --size NAME=MIN..MAX",
-            )
+        data = loaded.inputs(sizes, 0)
+        with eager.naming(describe(sizes)):
+            alone.append((describe(sizes), data, trial.run(data)))
+        left |= trial.left()
+    example = loaded.inputs(loaded.base, 0)
+    limit_s = time_limit.of(lambda: trial.run(example))
     loaded.held.restore()
+    for change, data in eager.safe_on_gpu(trial.flat, example, perturbations.changed(example), device).items():
+        with contextlib.suppress(Exception, time_limit.OutOfTime), time_limit.stop_after(limit_s):
+            alone.append((f"{describe(loaded.base)} {change}", data, trial.run(data)))
+    for name, data, wanted in alone:
+        trial.require_unread(name, data, wanted, left)
+    loaded.held.restore()
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """Calls of a model from its initial state, except for dropped state that another call left."""
+
+    loaded: LoadedModel
+    flat: FlatModule
+    device: str
+
+    def run(self, data: Tensors, left: Mapping[Place, Any] | None = None) -> Tensors:
+        self.loaded.held.restore()
+        for path, value in (left or {}).items():
+            with contextlib.suppress(*snapshot.MISSING):
+                snapshot.put(self.flat.model, path, value.clone() if isinstance(value, torch.Tensor) else value)
+        torch.manual_seed(0)
+        return eager.run(self.flat, data, self.device)
+
+    def left(self) -> dict[Place, Any]:
+        """Return what the last call left in dropped state."""
+        return {p: value for p, value in self.loaded.held.changes().items() if p in self.loaded.kept.dropped}
+
+    def require_unread(self, name: str, data: Tensors, alone: Tensors, left: Mapping[Place, Any]) -> None:
+        """Raise ExportError if this call returns something else than `alone` from what another call left."""
+
+        def reads(some: Mapping[Place, Any]) -> bool:
+            try:
+                return not alike(self.run(data, some), alone)
+            except Exception:  # a model may raise anything for a value that it does not expect
+                return True
+
+        if reads(left):
+            read = [path for path in left if reads({path: left[path]})]
+            raise ExportError(
+                f"the model reads {search.named(self.flat.model, read or list(left))} at {name}, but not at its "
+                f"example, {describe(self.loaded.base)}",
+                "keep it in a buffer that each call reads and writes, or promise only sizes at which no call reads it: "
+                "--size NAME=MIN..MAX",
+            )
 
 
 def _only_there(loaded: LoadedModel, paths: Sequence[Place], name: str) -> ExportError:

@@ -22,7 +22,7 @@ from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.evidence.sequences import Calls
 from exporter.model import flattening
-from exporter.model.state import carrying, contrary, independence, search, snapshot
+from exporter.model.state import carrying, contrary, flow, independence, search, snapshot
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Form, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
@@ -66,6 +66,8 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         (stateful.long_queue, tuple(f"state.past.{index}" for index in range(12)), [0.0] * 12),
         (stateful.rare_event, ("state.hit",), [False]),
         (stateful.noise_floor, ("state.noise", "state.mean"), [pytest.approx(0.001), 0.0]),
+        (stateful.hangover, ("state.left",), [0]),
+        (stateful.hangover_in_an_attribute, ("state.left",), [4]),
         (stateful.keyed_by_tuple, ("state.cache.0.k",), [0.0]),
         (stateful.every_tenth_in_a_tensor, ("state.calls",), [0]),
     ],
@@ -116,6 +118,127 @@ def test_a_value_that_is_updated_for_no_output_is_not_state(recipe: Any, names: 
     assert (kept.paths, {snapshot.name(path) for path in kept.dropped}) == ((), names)
 
 
+OUTPUT, HELD, OTHER = "an output", "held", "other"
+
+
+def where(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held = torch.where(x > -1000, 4.0, model.held)
+    return model.held * 2
+
+
+def through_another(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.other.copy_(model.held)
+    model.held.fill_(3)
+    return x * 2
+
+
+def overwritten(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held.copy_(x)
+    return model.held * 2
+
+
+def overwritten_in_part(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[1:] = x[1:]
+    return model.held[1:] * 2
+
+
+def read_where_not_overwritten(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[1:] = x[1:]
+    return model.held[:2] * 2
+
+
+def written_in_part(model: Any, x: torch.Tensor) -> torch.Tensor:
+    work = torch.zeros(4)
+    work[:2] = model.held[:2]
+    return work[2:] + x[2:]
+
+
+def read_where_written_in_part(model: Any, x: torch.Tensor) -> torch.Tensor:
+    work = torch.zeros(4)
+    work[:2] = model.held[:2]
+    return work[1:3] + x[2:]
+
+
+def in_another_dtype(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model.held.view(torch.int32)[:1] + x.int()
+
+
+def only_its_form(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.zeros_like(model.held) + model.held.new_ones(4)
+
+
+def in_a_number(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + float(model.held[0])
+
+
+def given_to_out(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.add(x, model.held, out=torch.empty(4))
+
+
+def overwritten_as_out(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.mul(x, 2, out=model.held)
+
+
+def in_a_sparse_tensor(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.sparse.mm(torch.diag(model.held).to_sparse(), x[:, None])
+
+
+def in_a_branch(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > -1000, lambda x, held: x + 1, lambda x, held: x + held, (x, model.held))
+
+
+def normalizes(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.batch_norm(x.expand(3, 4).cumsum(0), model.held, model.other, training=True)
+
+
+def normalizes_by_what_it_holds(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.batch_norm(x.expand(3, 4), model.held, model.other, training=False)
+
+
+@pytest.mark.parametrize(
+    ("forward", "ends"),
+    [
+        (where, {OUTPUT, HELD}),
+        (through_another, {OTHER}),
+        (overwritten, set()),
+        (overwritten_in_part, {HELD}),
+        (read_where_not_overwritten, {OUTPUT, HELD}),
+        (written_in_part, {HELD}),
+        (read_where_written_in_part, {OUTPUT, HELD}),
+        (in_another_dtype, {OUTPUT, HELD}),
+        (only_its_form, {HELD}),
+        (in_a_number, {OUTPUT, HELD}),
+        (given_to_out, {OUTPUT, HELD}),
+        (overwritten_as_out, set()),
+        (in_a_sparse_tensor, {OUTPUT, HELD}),
+        (in_a_branch, {OUTPUT, HELD}),
+        (normalizes, {HELD}),
+        (normalizes_by_what_it_holds, {OUTPUT, HELD}),
+    ],
+)
+def test_what_a_call_computes_from_a_held_tensor(forward: Any, ends: set[str]) -> None:
+    model = nn.Module()
+    model.held, model.other = torch.zeros(4), torch.ones(4)  # type: ignore[assignment]
+    places = {HELD: (("vars", HELD),), OTHER: (("vars", OTHER),)}
+    reached = flow.between(model, places.values(), lambda number: (forward(model, torch.randn(4)),), range(1))
+    assert reached[places[HELD]] == {places.get(end) for end in ends}
+
+
+def test_what_a_model_computes_that_cannot_be_followed_may_reach_an_output() -> None:
+    class Unfollowed(stateful.hangover.model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch._C._len_torch_dispatch_stack():
+                raise RuntimeError("another mode is active")
+            return super().forward(x)
+
+    class recipe(stateful.hangover):
+        model = Unfollowed
+
+    _, _, _, kept = found(recipe)
+    assert kept is not None
+    assert kept.names == ("state.left",)
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3)])
 def test_state_that_shares_memory_is_refused(first: int, last: int) -> None:
     class Shared(nn.Module):
@@ -162,6 +285,11 @@ def test_a_sparse_tensor_cannot_be_state() -> None:
         (stateful.late_mode, "different outputs after more calls, because it counts in calls", "self.calls += 1"),
         (stateful.long_list, "state that does not exist after every call, in seen.1", "self.seen.append(x.mean())"),
         (stateful.grows, "state that does not exist after every call, in past.1", "self.past.append(x.mean())"),
+        (
+            stateful.hangover_made_at_the_first_call,
+            "behaves differently in its first call, because of left",
+            "self.left = torch.where(loud, 4, (left - 1).clamp(min=0))",
+        ),
         (stateful.changes_a_parameter, "changes its parameter gain", "self.gain.mul_(0.9)"),
     ],
 )

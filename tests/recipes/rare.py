@@ -155,6 +155,20 @@ class average_that_large_values_read(_Rare):
             return torch.where(x.max() > 1e4, self.s, y)
 
 
+class hangover_in_a_number(_Rare):
+    """Stays on for some quiet inputs after a loud one; loud inputs, as all are in the search, hide the number."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loud = bool(x.square().mean() > 0.05)
+            self.left = 4 if loud else max(self.left - 1, 0)
+            return x * 0 + float(loud or self.left > 0)
+
+
 class in_numpy(_Rare):
     class model(nn.Module):
         def __init__(self) -> None:

@@ -408,6 +408,49 @@ class noise_floor(_Recipe):
             return self.mean / self.noise
 
 
+class hangover(_Recipe):
+    """Stays on for some quiet frames after a loud one; a loud frame, as all are in the search, hides the count."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("left", torch.zeros(1, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loud = x.square().mean(-1) > 0.05
+            self.left.copy_(torch.where(loud, torch.full_like(self.left, 4), (self.left - 1).clamp(min=0)))
+            return (loud | (self.left > 0)).float()
+
+    sizes = {}
+
+
+class hangover_in_an_attribute(_Recipe):
+    """Begins with the count that each call of the search leaves, so that no value changes."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = torch.full((1,), 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loud = x.square().mean(-1) > 0.05
+            self.left = torch.where(loud, 4, (self.left - 1).clamp(min=0))
+            return (loud | (self.left > 0)).float()
+
+
+class hangover_made_at_the_first_call(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            left = torch.full((1,), 3) if self.left is None else self.left
+            loud = x.square().mean(-1) > 0.05
+            self.left = torch.where(loud, 4, (left - 1).clamp(min=0))
+            return (loud | (self.left > 0)).float()
+
+
 class keyed_by_tuple(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:

@@ -46,6 +46,11 @@ def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path)
         prepared("of_two_modes", tmp_path)
 
 
+def test_a_number_that_only_unusual_values_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"reads left \(.*rare.py:\d+\) at batch=3 zeros, but not at its example"):
+        prepared("hangover_in_a_number", tmp_path)
+
+
 @pytest.mark.parametrize("recipe", ["table_that_grows", "average_that_nobody_reads", "scratch", "potential"])
 def test_a_changing_tensor_that_cannot_affect_outputs_is_not_state(recipe: str, tmp_path: Path) -> None:
     loaded, found = prepared(recipe, tmp_path)

@@ -11,16 +11,12 @@ from torch import fx
 from torch.export.graph_signature import OutputKind
 
 from exporter.model import mixture_of_experts, recurrent
+from exporter.model.state.flow import SHAPE_ONLY
 from exporter.model.state.snapshot import Place
 from exporter.model.state.stateful import State
 from exporter.model.tensors import Tensors
 
 _aten = torch.ops.aten
-# Operators that depend on the shape, dtype and device of their first argument, not on its values.
-_SHAPE_ONLY = frozenset((
-    _aten._assert_tensor_metadata.default, _aten.empty_like.default, _aten.full_like.default, _aten.ones_like.default,
-    _aten.zeros_like.default,
-))  # fmt: skip
 
 
 def unread(module: torch.nn.Module, example: Tensors, state: State) -> tuple[Place, ...]:
@@ -65,7 +61,7 @@ def _read(node: fx.Node) -> list[fx.Node]:
 
     An output of a batch normalization in training does not depend on the running statistics.
     """
-    if node.target in _SHAPE_ONLY:
+    if node.target in SHAPE_ONLY:
         return [one for one in node.all_input_nodes if one is not node.args[0]]
     if node.target is not operator.getitem or node.args[1] not in (0, 1, 2):
         return node.all_input_nodes

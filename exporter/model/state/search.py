@@ -16,7 +16,7 @@ import torch
 
 from exporter.core import time_limit
 from exporter.core.errors import ExportError
-from exporter.model.state import contrary, snapshot
+from exporter.model.state import contrary, flow, snapshot
 from exporter.model.state.snapshot import MISSING, Place, Snapshot
 from exporter.model.state.stateful import REMEDY, State, holding
 from exporter.model.tensors import Tensors
@@ -26,6 +26,7 @@ NOISE = 1e-6  # relative to the largest value: allowed difference between equal 
 TRIED = (1, 3, CALLS - 1)  # calls before which a value is reset, to see whether they read it
 NEAR, LARGE, CONTRARY = range(3)  # changes of a value
 LONG = 64  # length of a list that grows
+FIRST, LATER_FORM = "behaves differently in its first call, because of", "give it its later form from the start"
 
 
 def unread(module: torch.nn.Module, state: State) -> str:
@@ -73,7 +74,8 @@ class _Search:
         self.left: list[dict[Place, Any]] = []
         self.written: set[Place] = set()  # places that every call of some kind writes to
         self.limit_s = time_limit.LEAST_S  # of calls with values that a model may not expect
-        self.reached: dict[Place, set[Place | None]] = {}  # what ends up different if a place changes; None: an output
+        self.reached: flow.Reached = {}  # what ends up different if a place changes
+        self.unseen: set[Place] = set()  # what outputs are computed from, although no change of it changed one
 
     def state(self) -> State | None:
         if not self._shows_any():
@@ -94,8 +96,8 @@ class _Search:
         always = [path for path in changed if self._is_kept(path) and self._always_changes(path)]
         if not depends and not always and not live:
             return State((), (), dropped=tuple(changed))
-        seen = [path for path in changed if path in live or (depends and self._is_read(path))]
-        read = [path for path in changed if path in always or path in seen]
+        seen = [p for p in changed if (p in live and p not in self.unseen) or (depends and self._is_read(p))]
+        read = [path for path in changed if path in always or path in live or path in seen]
         if not read:
             raise self._refused(changed, "returns different outputs in a second call, and it changes", REMEDY)
         found = self._taken_out(read, [path for path in changed if path not in read])
@@ -147,7 +149,7 @@ class _Search:
                     [path], f"keeps state whose size changes from call to call ({sizes}, …), in", REMEDY
                 )
         if not tensors:
-            raise self._refused(read, "behaves differently in its first call, because of", REMEDY)
+            raise self._refused(read, FIRST, REMEDY)
         settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
         return self._with_initial(tensors, settled, tuple(dropped))
 
@@ -170,12 +172,12 @@ class _Search:
             if other := self.held.shared.get(path):
                 remedy = "keep it in one module that the others use, or clone it where it may differ"
                 raise self._refused([path], f"keeps state that shares its memory with {other}, in", remedy)
-        raise self._refused(
-            paths, "behaves differently in its first call, because of", "give it its later form from the start"
-        )
+        raise self._refused(paths, FIRST, LATER_FORM)
 
     def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
         own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
+        if guessed := [p for p, first in zip(paths, own, strict=True) if first is None and p in self.unseen]:
+            raise self._refused(guessed, FIRST, LATER_FORM)  # no call would show that another value is wrong
         yield tuple(
             torch.zeros_like(later) if first is None else first for first, later in zip(own, after, strict=True)
         )
@@ -230,24 +232,36 @@ class _Search:
         """Return places that calls write and that influence a later output, possibly through other places.
 
         Found by changing the value before a call. The recorded calls alone need not show the influence: a delay may be
-        longer than the sequence, a counter below its limit, a list still short, or a flag not yet set.
+        longer than the sequence, a counter below its limit, a list still short, or a flag not yet set. Places from
+        which an output is computed are live too, because other inputs may show what these calls hide.
         """
         candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written]
         candidates += [path for path in changed if path not in candidates and self._is_number(path)]
         growing = self._growing(changed)
         candidates += growing
-        if not candidates or not any(self._reached(candidates)):
+        if not candidates:
             return []
-        self.reached = {path: self._reached([path]) for path in candidates}
-        live: list[Place] = []
-        while more := [
-            p for p in candidates if p not in live and (None in self.reached[p] or self.reached[p] & set(live))
-        ]:
-            live += more
+        flowing = self._flowing([path for path in candidates if path in self.written])
+        different = any(self._reached(candidates))
+        if not different and not any(flowing.values()):
+            return []
+        self.reached = {path: self._reached([path]) if different else set() for path in candidates}
+        shown = _live(self.reached)
+        live = _live({path: ends | flowing.get(path, set()) for path, ends in self.reached.items()})
+        self.unseen = {path for path in live if path not in shown}
         longer = [one for one in live if one in growing]
         return [p for p in live if p not in growing] + [
             p for p in changed if p not in live and any(p[: len(one)] == one for one in longer)
         ]
+
+    def _flowing(self, paths: list[Place]) -> flow.Reached:
+        """Return what the calls after the first compute from the tensors at these paths."""
+        self.held.restore()
+        self.step(0)
+        try:
+            return flow.between(self.module, paths, self.step, range(1, CALLS))
+        except Exception:  # a model may not run operator by operator; what is unknown may reach an output
+            return {path: {None} for path in paths if self._has_one_form(path)}
 
     def _is_kept(self, path: Place) -> bool:
         """Return whether a value is kept: in a buffer, or in a tensor that is computed from its former value."""
@@ -324,6 +338,14 @@ class _Search:
 
     def _refused(self, paths: Sequence[Place], what: str, remedy: str) -> ExportError:
         return ExportError(f"the model {what} {named(self.module, paths)}", remedy)
+
+
+def _live(reached: flow.Reached) -> list[Place]:
+    """Return the places that reach an output, perhaps through other places."""
+    live: list[Place] = []
+    while more := [p for p, ends in reached.items() if p not in live and (None in ends or ends & set(live))]:
+        live += more
+    return live
 
 
 def _another(value: Any, change: int) -> Any:

@@ -1,0 +1,206 @@
+"""Following what a call computes from the tensors that a model held before it, operator by operator.
+
+Unlike a comparison of calls, this shows an influence that their values hide: `torch.where(loud, 4, count - 1)` is
+computed from `count` even if every call is loud.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from exporter.model.state import snapshot
+from exporter.model.state.snapshot import MISSING, Place
+from exporter.model.tensors import Tensors, parts
+
+Reached = dict[Place, set[Place | None]]  # what is computed from the value at a place; None: an output
+
+_aten = torch.ops.aten
+# Operators that depend on the shape, dtype and device of their first argument, not on its values.
+SHAPE_ONLY = frozenset((
+    _aten._assert_tensor_metadata.default, _aten.empty_like.default, _aten.full_like.default, _aten.new_empty.default,
+    _aten.new_empty_strided.default, _aten.new_full.default, _aten.new_ones.default, _aten.new_zeros.default,
+    _aten.ones_like.default, _aten.rand_like.default, _aten.randn_like.default, _aten.zeros_like.default,
+))  # fmt: skip
+# Operators that replace the values of their first argument without reading them.
+_OVERWRITE = frozenset(("copy_", "fill_", "zero_", "bernoulli_", "exponential_", "normal_", "random_", "uniform_"))
+# Normalization by the statistics of a batch, with the position of its argument `training` if it has one.
+_NORMALIZE = {
+    "native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5,
+    "_batch_norm_with_update": None,
+}  # fmt: skip
+
+
+def between(
+    module: torch.nn.Module, places: Collection[Place], step: Callable[[int], Tensors], numbers: Iterable[int]
+) -> Reached:
+    """Return what these calls of a model compute from the tensors that it held at these places before each call.
+
+    A value that Python reads counts as an output, because anything may follow from it.
+    """
+    reached: Reached = {place: set() for place in places}
+    for number in numbers:
+        followed = _Followed()
+        for place, tensor in _present(module, places):
+            followed.begin(place, tensor)
+        with followed:
+            outputs = step(number)
+        ends: dict[Place | None, set[Place]] = {None: followed.read | followed.origins(outputs)}
+        ends |= {place: followed.origins([tensor]) for place, tensor in _present(module, places)}
+        for end, origins in ends.items():
+            for place in origins:
+                reached[place].add(end)
+    return reached
+
+
+def _present(module: torch.nn.Module, places: Iterable[Place]) -> Iterator[tuple[Place, torch.Tensor]]:
+    for place in places:
+        try:
+            value = snapshot.take(module, place)
+        except MISSING:
+            continue
+        if isinstance(value, torch.Tensor):
+            yield place, value
+
+
+class _Memory:
+    """Which elements of a storage hold values that were computed from which places; None stands for all elements."""
+
+    def __init__(self, storage: torch.UntypedStorage, itemsize: int) -> None:
+        self.alive = StorageWeakRef(storage)  # as long as it exists, no other storage gets the same key
+        self.itemsize, self.count = itemsize, storage.nbytes() // itemsize
+        self.elements: dict[Place, torch.Tensor | None] = {}
+
+    def origins(self, tensor: torch.Tensor) -> set[Place]:
+        return {place for place, elements in self.elements.items() if elements is None or self._any(elements, tensor)}
+
+    def add(self, tensor: torch.Tensor, origins: Iterable[Place]) -> None:
+        if not self._fits(tensor) or tensor.numel() == self.count:
+            self.elements |= dict.fromkeys(origins)
+            return
+        for place in origins:
+            elements = self.elements.setdefault(place, torch.zeros(self.count, dtype=torch.bool))
+            if elements is not None:
+                _seen(elements, tensor).fill_(True)
+
+    def clear(self, tensor: torch.Tensor) -> None:
+        if not self._fits(tensor):  # another dtype than the storage was made with
+            return
+        for place, elements in list(self.elements.items()):
+            left = torch.ones(self.count, dtype=torch.bool) if elements is None else elements
+            _seen(left, tensor).fill_(False)
+            self.elements[place] = left
+            if not left.any():
+                del self.elements[place]
+
+    def _fits(self, tensor: torch.Tensor) -> bool:
+        return tensor.element_size() == self.itemsize
+
+    def _any(self, elements: torch.Tensor, tensor: torch.Tensor) -> bool:
+        return bool((_seen(elements, tensor) if self._fits(tensor) else elements).any())
+
+
+def _seen(elements: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a storage's elements that a tensor shows."""
+    return elements.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+class _Followed(TorchDispatchMode):
+    """A call in progress: what each storage's values were computed from, and which of the places Python has read."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: set[Place] = set()
+        self._memory: dict[int, _Memory] = {}
+
+    def begin(self, place: Place, tensor: torch.Tensor) -> None:
+        """Follow the values that a tensor holds now as those of this place."""
+        for part in parts(tensor):
+            self._known(part).elements[place] = None
+
+    def origins(self, tensors: Iterable[torch.Tensor]) -> set[Place]:
+        """Return the places from which the values of these tensors were computed."""
+        found: set[Place] = set()
+        for part in itertools.chain.from_iterable(map(parts, tensors)):
+            if (memory := self._memory.get(_key(part))) is not None:
+                found |= memory.origins(part)
+        return found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, and note what its results and the tensors that it writes to are computed from."""
+        kwargs = dict(kwargs or {})
+        written = _written(func, args, kwargs)
+        replaced = [tensor for tensor, is_read in written if not is_read]
+        unread = [*replaced, *_unread(func, args)]
+        given = _tensors((args, kwargs))
+        origins = self.origins(one for one in given if not any(one is other for other in unread))
+        before = {_key(part) for one in given for part in parts(one)}
+        for tensor in replaced:
+            self._clear(tensor)
+        result = func(*args, **kwargs)
+        made = _tensors(result)
+        if origins:
+            for tensor in (*(one for one, _ in written), *(one for one in made if _key(parts(one)[0]) not in before)):
+                self._add(tensor, origins)
+            if not made and not written:
+                self.read |= origins
+        return result
+
+    def _known(self, part: torch.Tensor) -> _Memory:
+        return self._memory.setdefault(_key(part), _Memory(part.untyped_storage(), part.element_size()))
+
+    def _add(self, tensor: torch.Tensor, origins: set[Place]) -> None:
+        for part in parts(tensor):
+            self._known(part).add(part, origins)
+
+    def _clear(self, tensor: torch.Tensor) -> None:
+        for part in parts(tensor):
+            if _key(part) in self._memory:
+                self._memory[_key(part)].clear(part)
+
+
+def _key(part: torch.Tensor) -> int:
+    return int(part.untyped_storage()._cdata)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, bool]]:
+    """Return the tensors that an operator writes to, each with whether it also reads them."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # an operator of higher order, such as torch.cond, returns what it computes
+        return []
+    named = dict(zip((one.name for one in schema.arguments), args, strict=False)) | dict(kwargs)
+    overwrites = schema.name.rpartition("::")[2] in _OVERWRITE
+    return [
+        (tensor, not (one.is_out or (overwrites and index == 0)))
+        for index, one in enumerate(schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+        for tensor in _tensors(named.get(one.name))
+    ] + [(tensor, True) for tensor in _statistics(func, args)]
+
+
+def _unread(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return arguments on whose values no result depends."""
+    return _tensors(args[:1]) if func in SHAPE_ONLY else _statistics(func, args)
+
+
+def _statistics(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the running statistics that a normalization in training only updates."""
+    name = getattr(func, "_opname", "")
+    training = _NORMALIZE.get(name)
+    if name not in _NORMALIZE or (training is not None and not args[training]):
+        return []
+    return _tensors(args[3:5])
