@@ -35,6 +35,7 @@ from exporter.model import (
     mapped_program,
     mixed_dtypes,
     mixture_of_experts,
+    program_sizes,
     recurrent,
     running_statistics,
     sizes_in_builtins,
@@ -172,12 +173,9 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
     torch mixes the ranges of derived dimensions with those of symbols; they are removed here.
     """
     program = mapped_program.load(file)
-    for node in program.graph.nodes:
-        environment = getattr(getattr(node.meta.get("val"), "fake_mode", None), "shape_env", None)
-        if environment is not None:
-            for derived in [key for key in environment.var_to_range if not key.is_Symbol]:
-                del environment.var_to_range[derived]
-            break
+    environment = program_sizes.environment(program)
+    for derived in [key for key in environment.var_to_range if not key.is_Symbol] if environment else ():
+        del environment.var_to_range[derived]
     return program
 
 
@@ -242,6 +240,7 @@ def capture(
                 program, found, checks = last
     mutation.require_known(program)
     _begin_slices(program)
+    program_sizes.bound_unnamed(program, contract)
     floor_division.make_exact(program)
     place = functools.partial(found.place, contract)
     bounds = _allowed(program, contract)
@@ -421,12 +420,9 @@ def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
 
 def _allowed(program: torch.export.ExportedProgram, contract: Contract) -> dict[str, Range]:
     """Return the ranges that torch.export allows, for symbols whose range is smaller than promised."""
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"][-len(contract.inputs) :]
     found: dict[str, Range] = {}
-    for node, spec in zip(nodes, contract.inputs, strict=True):
-        for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
-            if not isinstance(dim, str) or dim not in contract.symbols or isinstance(size, int):
-                continue
+    for dim, size in program_sizes.dynamic(program, contract):
+        if isinstance(dim, str) and dim in contract.symbols:
             bounds, promised = program.range_constraints.get(size.node.expr), contract.symbols[dim]
             if bounds is not None and (bounds.lower > promised.sizes[0] or bounds.upper < promised.sizes[-1]):
                 found[dim] = Range(max(int(bounds.lower), promised.min), int(min(bounds.upper, promised.max)))

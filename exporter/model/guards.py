@@ -75,6 +75,18 @@ def violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[
     return [one for one in _violations(holds, base, symbols) if _growth(one, base) <= FAR]
 
 
+def together(contract: Contract, base: Sizes) -> list[Sizes]:
+    """Return all sizes at their least and all at their largest, if the contract cannot express a size of an input.
+
+    Conditions on such a size, as on the sum of two, are not evaluated, and torch.export may decide them as if each size
+    were at least 2. Sizes at which a call costs far more than at the example's are left out.
+    """
+    if not any(None in spec.shape for spec in contract.inputs):
+        return []
+    ends = [{**base, **{name: r.sizes[end] for name, r in contract.symbols.items()}} for end in (0, -1)]
+    return [sizes for sizes in ends if _growth(sizes, base) <= FAR]
+
+
 def _violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
     if not symbols:
         return []

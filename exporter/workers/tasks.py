@@ -246,7 +246,7 @@ class _Captures:
     limits: dict[SizeLimit, None] = field(default_factory=dict)
     ops: dict[str, None] = field(default_factory=dict)
     checks: dict[str, None] = field(default_factory=dict)  # lines of checks of values that programs leave out
-    violations: list[Sizes] = field(default_factory=list)  # sizes at which a program does not hold
+    violations: list[Sizes] = field(default_factory=list)  # sizes at which a program does not or may not hold
 
 
 def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, int]) -> _Captures:

@@ -149,6 +149,11 @@ class _Image:
         return {"x": torch.randn(batch, 3, height, width)}
 
 
+class WithPast(torch.nn.Module):
+    def forward(self, x: torch.Tensor, past: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.cat([past, x], 1) + mask
+
+
 class _Row:
     sizes = {"batch": (1, 4), "length": (1, 256)}
 
@@ -216,3 +221,14 @@ class least(_Row):
 
 class primes(branch):
     load = staticmethod(lambda weights: Primes())
+
+
+class with_past:
+    """Two sizes that add up, as those of new and cached tokens."""
+
+    sizes = {"new": (1, 16), "past": (1, 64)}
+    load = staticmethod(lambda weights: WithPast())
+
+    @staticmethod
+    def inputs(new: int = 3, past: int = 5) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(2, new), "past": torch.randn(2, past), "mask": torch.randn(2, new + past)}

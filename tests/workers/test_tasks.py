@@ -269,6 +269,14 @@ def test_a_needless_condition_is_not_saved(run: Run) -> None:
     torch.export.load(place / "exported.pt2").module()(x, x)  # raised "Guard failed"
 
 
+def test_sizes_that_add_up_are_also_checked_at_their_least_together(run: Run) -> None:
+    manifest, place = run("stepped:with_past", "export")
+    assert any(case.sizes == {"new": 1, "past": 1} for case in manifest.golden.cases)
+    assert variants(manifest)["export"].status == "passed", variants(manifest)["export"].reason
+    least = torch.ones(2, 1), torch.ones(2, 1), torch.ones(2, 2)
+    torch.export.load(place / "exported.pt2").module()(*least)  # raised "Guard failed"
+
+
 @pytest.mark.parametrize(("model", "right"), [(stepped.Branch(), False), (torch.nn.ReLU(), True)])
 def test_a_trace_is_narrowed_only_if_it_is_wrong(model: torch.nn.Module, right: bool, tmp_path: Path) -> None:
     """The contract is that of an exported program that is wrong from size 33 on."""
