@@ -8,7 +8,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.solve import try_solve
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges, bound_sympy
 
 from exporter.core.contract_records import Contract, Dim
 
@@ -46,7 +46,10 @@ def bound_unnamed(program: torch.export.ExportedProgram, contract: Contract) -> 
         now = ranges[size]
         lower, upper = now.lower, now.upper
         for relation, value in _relations(size, known):
-            assumed, allowed = bound_sympy(value, taken), bound_sympy(value, free)
+            try:
+                assumed, allowed = bound_sympy(value, taken), bound_sympy(value, free)
+            except ValueRangeError:  # no value is possible, as torch 2.11 finds of some quotients
+                continue
             if relation in (sympy.Eq, sympy.Ge) and now.lower == max(assumed.lower, 2):
                 lower = min(lower, max(allowed.lower, 1))
             if relation in (sympy.Eq, sympy.Le) and now.upper == assumed.upper:

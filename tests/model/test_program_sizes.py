@@ -9,7 +9,7 @@ import torch
 
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.size_range import Range
-from exporter.model import capture
+from exporter.model import capture, program_sizes
 from exporter.model.flattening import FlatModule, flatten_inputs
 
 
@@ -69,3 +69,12 @@ def test_a_condition_of_the_model_stays(model: torch.nn.Module) -> None:
     assert run(torch.ones(2, 1), torch.ones(2, 5), torch.ones(2, 6))[0].shape == (2, 6)
     with pytest.raises(AssertionError, match=r"Guard failed.* >= 6"):
         run(torch.ones(2, 1), torch.ones(2, 1), torch.ones(2, 2))
+
+
+def test_bounds_that_torch_cannot_compute_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise program_sizes.ValueRangeError("Invalid ranges [0:-1]")
+
+    monkeypatch.setattr(program_sizes, "bound_sympy", fail)
+    run = captured(Sum(), Range(1, 16), Range(1, 64), (3, 5, 8))
+    assert run(torch.ones(2, 3), torch.ones(2, 5), torch.ones(2, 8))[0].shape == (2, 8)
