@@ -8,6 +8,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from recipes import stateful
@@ -171,6 +172,18 @@ def in_a_number(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x + float(model.held[0])
 
 
+def in_an_array(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.from_numpy(model.held.numpy() * 2)
+
+
+def in_an_array_of_a_result(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.from_numpy(np.asarray(model.held + 1))
+
+
+def in_a_list(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor(model.held.tolist())
+
+
 def given_to_out(model: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.add(x, model.held, out=torch.empty(4))
 
@@ -208,6 +221,9 @@ def normalizes_by_what_it_holds(model: Any, x: torch.Tensor) -> torch.Tensor:
         (in_another_dtype, {OUTPUT, HELD}),
         (only_its_form, {HELD}),
         (in_a_number, {OUTPUT, HELD}),
+        (in_an_array, {OUTPUT, HELD}),
+        (in_an_array_of_a_result, {OUTPUT, HELD}),
+        (in_a_list, {OUTPUT, HELD}),
         (given_to_out, {OUTPUT, HELD}),
         (overwritten_as_out, set()),
         (in_a_sparse_tensor, {OUTPUT, HELD}),

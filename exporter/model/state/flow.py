@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +31,8 @@ SHAPE_ONLY = frozenset((
 ))  # fmt: skip
 # Operators that replace the values of their first argument without reading them.
 _OVERWRITE = frozenset(("copy_", "fill_", "zero_", "bernoulli_", "exponential_", "normal_", "random_", "uniform_"))
+# Methods that hand a tensor's values to Python without an operator.
+_HANDED_OUT = frozenset((torch.Tensor.__array__, torch.Tensor.numpy, torch.Tensor.tolist))
 # Normalization by the statistics of a batch, with the position of its argument `training` if it has one.
 _NORMALIZE = {
     "native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5,
@@ -49,7 +52,7 @@ def between(
         followed = _Followed()
         for place, tensor in _present(module, places):
             followed.begin(place, tensor)
-        with followed:
+        with followed, _HandedOut(followed):
             outputs = step(number)
         ends: dict[Place | None, set[Place]] = {None: followed.read | followed.origins(outputs)}
         ends |= {place: followed.origins([tensor]) for place, tensor in _present(module, places)}
@@ -167,6 +170,22 @@ class _Followed(TorchDispatchMode):
         for part in parts(tensor):
             if _key(part) in self._memory:
                 self._memory[_key(part)].clear(part)
+
+
+class _HandedOut(TorchFunctionMode):
+    """Notes the places whose values Python gets as an array or a list."""
+
+    def __init__(self, followed: _Followed) -> None:
+        super().__init__()
+        self.followed = followed
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch."""
+        if func in _HANDED_OUT:
+            self.followed.read |= self.followed.origins(args[:1])
+        return func(*args, **(kwargs or {}))
 
 
 def _key(part: torch.Tensor) -> int:
