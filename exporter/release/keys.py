@@ -1,9 +1,10 @@
 """Compute the key of a step: a hash of everything that its bundle depends on. A step with an unchanged key is skipped.
 
-The hash covers the recipe's code (the file and the modules that it imports from its folder or package), the files of
-weights and inputs, the options, the versions of Python, exporter and the libraries, exporter-run, and the machine. It
-does not cover the paths of files, except for hf:FOLDER, or the gates, which are evaluated on every run. It cannot
-detect that a hub changes the model behind a name: pin the revision with hf:ID@REVISION.
+The hash covers the recipe's code (the file and the modules that it imports from its folder or package), the files
+beside this code that it names in a string, the files of weights and inputs, the options, the versions of Python,
+exporter and the libraries, exporter-run, and the machine. It does not cover the paths of files, except for hf:FOLDER,
+or the gates, which are evaluated on every run. It cannot detect that a hub changes the model behind a name (pin the
+revision with hf:ID@REVISION), nor what a recipe reads from a path that it computes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from modulefinder import ModuleFinder
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from exporter import targets
@@ -28,6 +31,8 @@ from exporter.model.recipes import Source
 from exporter.runs.request import Request
 
 LIBRARIES = ("timm",)  # those that the manifest does not list
+IMPORTERS = {"import_module", "__import__"}
+PACKAGE = 5  # ModuleFinder's kind of a package
 
 
 def key(request: Request) -> str:
@@ -112,21 +117,74 @@ def _model_files(source: Source) -> list[Path]:
 
 
 class _Finder(ModuleFinder):
-    """Follows imports within one folder and its package, and ignores what else is in `top`, the package's parent."""
+    """Follows imports within one folder and its package, and ignores what else is in `top`, the package's parent.
+
+    In a module that calls import_module or __import__, every string that is a module's name counts as an import.
+    `named` holds the files that strings name, absolutely or relative to the folder of their module.
+    """
+
+    _safe_import_hook: Callable[..., None]  # records a module that is not found instead of raising ImportError
 
     def __init__(self, folder: Path, top: Path) -> None:
         super().__init__([str(folder)])
         self.package, self.top = folder.relative_to(top).parts[:1], str(top)
+        self.named: set[Path] = set()
 
     def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
         """Find the package itself in `top`, and anything else as ModuleFinder does."""
         if path is None and (name,) == self.package:
             path = [self.top]
-        return super().find_module(name, path, parent)
+        try:
+            return super().find_module(name, path, parent)
+        except (AttributeError, ImportError, TypeError):  # which one depends on the version of Python
+            folders = (Path(place) / name for place in (self.path if path is None else path))
+            if folder := next((folder for folder in folders if folder.is_dir()), None):
+                return None, str(folder), ("", "", PACKAGE)
+            raise
+
+    def load_package(self, fqname: str, pathname: str) -> Any:
+        """Return a package, also one without __init__.py, which ModuleFinder does not know."""
+        if (Path(pathname) / "__init__.py").is_file():
+            return super().load_package(fqname, pathname)
+        package: Any = self.add_module(fqname)
+        package.__path__ = [pathname]
+        return package
+
+    def scan_code(self, co: CodeType, m: Any) -> None:
+        """Follow the imports of a module, or of a function in it."""
+        super().scan_code(co, m)
+        if co.co_name != "<module>":
+            return
+        names, strings = _read(co)
+        files = (os.path.join(os.path.dirname(m.__file__), text) for text in strings)  # noqa: PTH118, PTH120
+        # Path.is_file raises OSError for long strings
+        self.named |= {Path(file) for file in files if os.path.isfile(file)}  # noqa: PTH113
+        for text in strings if names & IMPORTERS else ():
+            name = text.lstrip(".")
+            if all(part.isidentifier() for part in name.split(".")):
+                self._safe_import_hook(name, m, None, level=len(text) - len(name))
+
+
+def _read(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the names that code uses, and the strings in it, both with those of its functions."""
+    names, strings, constants = set(code.co_names), set(), list(code.co_consts)
+    while constants:
+        constant = constants.pop()
+        if isinstance(constant, str):
+            strings.add(constant)
+        elif isinstance(constant, tuple | frozenset):
+            constants += constant
+        elif isinstance(constant, CodeType):
+            names.update(constant.co_names)
+            constants += constant.co_consts
+    return names, strings
 
 
 def _code(path: Path) -> list[Path]:
-    """Return a Python file and all modules of its folder or package that it imports, directly or not. Runs nothing."""
+    """Return a Python file, all modules of its folder or package that it imports, directly or not, and files they name.
+
+    This runs nothing.
+    """
     top = path.parent
     while (top / "__init__.py").is_file():
         top = top.parent
@@ -140,7 +198,7 @@ def _code(path: Path) -> list[Path]:
     except Exception:  # the file does not compile; the step reports it
         return [path]
     found = (getattr(module, "__file__", None) for module in finder.modules.values())
-    return sorted({path, *map(Path, filter(None, found))})
+    return sorted({path, *map(Path, filter(None, found)), *finder.named})
 
 
 @functools.cache

@@ -304,6 +304,59 @@ def test_keys_change_with_a_recipes_own_package_only(tmp_path: Path, written: st
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.parametrize(
+    ("read", "changed"),
+    [
+        ('importlib.import_module("layers")', "layers.py"),
+        ('__import__("blocks.layers")', "blocks/layers.py"),
+        ('__import__("layers")', "layers.py"),
+        ('(importlib.import_module(name) for name in ("others", "layers"))', "layers.py"),
+        ('(Path(__file__).parent / "words.txt").read_text()', "words.txt"),
+        ('(Path(__file__).parent / "data/words.txt").read_text()', "data/words.txt"),
+        ('open("FOLDER/words.txt").read()', "words.txt"),
+    ],
+)
+def test_keys_change_with_what_a_string_in_a_recipe_names(tmp_path: Path, read: str, changed: str) -> None:
+    recipe, named = tmp_path / "net.py", tmp_path / changed
+    read = read.replace("FOLDER", str(tmp_path))
+    lines = ("import importlib", "from pathlib import Path", "def net():", f"    return {read}")
+    recipe.write_text("\n".join((f'"""{"A long text. " * 400}"""', *lines)))
+    for folder in ("blocks", "data"):
+        (tmp_path / folder).mkdir()
+    found = []
+    for content, other in (("x = 1", "y = 1"), ("x = 1", "y = 2"), ("x = 2", "y = 2")):
+        named.write_text(content)
+        (tmp_path / "unnamed.txt").write_text(other)
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{recipe}:net"\n')
+        found.append(keys.key(step.request))
+    assert found[0] == found[1] != found[2]
+
+
+def test_keys_change_with_a_module_of_a_package_without_init(tmp_path: Path) -> None:
+    recipe = tmp_path / "net.py"
+    recipe.write_text("from blocks.inner import layers\n")
+    (tmp_path / "blocks/inner").mkdir(parents=True)
+    found = set()
+    for content in ("x = 1", "x = 2"):
+        (tmp_path / "blocks/inner/layers.py").write_text(content)
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{recipe}:net"\n')
+        found.add(keys.key(step.request))
+    assert len(found) == 2
+
+
+def test_keys_change_with_a_module_imported_by_a_relative_name(tmp_path: Path) -> None:
+    recipe = tmp_path / "own" / "net.py"
+    recipe.parent.mkdir()
+    recipe.write_text('import importlib\nlayers = importlib.import_module(".layers", __package__)\n')
+    (recipe.parent / "__init__.py").touch()
+    found = set()
+    for content in ("x = 1", "x = 2"):
+        (recipe.parent / "layers.py").write_text(content)
+        (step,) = planned(tmp_path, f'targets = ["trace"]\n[[models]]\nmodel = "{recipe}:net"\n')
+        found.add(keys.key(step.request))
+    assert len(found) == 2
+
+
 def test_keys_change_with_the_shards_of_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
     index, shard = tmp_path / "model.safetensors.index.json", tmp_path / "one.safetensors"
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}')
