@@ -56,11 +56,15 @@ def choose(manifest: Manifest, name: str | None, refuse: Refuse) -> VariantRecor
         if reasons[name]:
             raise UsageError(f"{name} {reasons[name]}", "choose another --variant, or export again")
     fit = tuple(v for v in manifest.variants if reasons.get(v.name) == "" and name in (None, v.name))
-    ranked = [choice.variant for choice in summary.choices(replace(manifest, variants=fit))]
-    if ranked or len(fit) == 1:
-        return (ranked or fit)[0]
+    if len(fit) == 1:
+        return fit[0]
     if fit:
-        names = ", ".join(v.name for v in fit)
+        asked, names = replace(manifest, variants=fit), ", ".join(v.name for v in fit)
+        if best := summary.recommended(asked):
+            return best.variant
+        if summary.choices(asked):
+            cause = "the comparison of the artifacts is inconclusive: other programs disturbed the timing"
+            raise UsageError(cause, f"choose a --variant: {names}; or time again: {summary.BENCH}")
         raise UsageError("there are no timings to choose an artifact by", f"choose a --variant: {names}")
     causes = "; ".join(f"{variant} {reason}" for variant, reason in reasons.items())
     raise UsageError(f"no artifact can be deployed here: {causes or 'the bundle has none'}", "export another target")

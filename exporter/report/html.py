@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from exporter.bundle import layout
 from exporter.core.errors import ArtifactError
@@ -95,12 +95,22 @@ def render(found: Sequence[tuple[Manifest, Path]]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["coded"] = _coded
     reports = [
         Report(f"b{number}", manifest, place, *read_samples(manifest, place))
         for number, (manifest, place) in enumerate(found, 1)
     ]
     page = environment.get_template("page.html")
     return page.render(reports=reports, comparison=compare(found), rows=rows, summary=summary, words=WORDS)
+
+
+def _coded(text: str) -> Markup:
+    """Escape a text and show what is between two backticks as code."""
+    before, *pairs = text.split("`")
+    if len(pairs) % 2:
+        return escape(text)
+    both = zip(pairs[::2], pairs[1::2], strict=True)
+    return escape(before) + Markup().join(Markup("<code>{}</code>{}").format(code, after) for code, after in both)
 
 
 def read_samples(manifest: Manifest, place: Path) -> tuple[Samples, str]:
@@ -130,13 +140,13 @@ def _compared(manifest: Manifest, place: Path) -> Cells:
     asked = [v for v in manifest.variants if v.name != manifest.baseline]
     passed = f"{sum(v.status == 'passed' for v in asked)} of {len(asked)}"
     ship: Cells = ("-",) * 5
-    if best := summary.choices(manifest):
-        variant, timing = best[0].variant, best[0].timing
+    if best := summary.recommended(manifest):
+        variant, timing = best.variant, best.timing
         ship = (
             variant.artifact.path if variant.artifact else "-",
-            f"{_median(timing)} in {summary.language(best[0].session)}{f', {best[0].point}' if best[0].point else ''}",
+            f"{_median(timing)} in {summary.language(best.session)}{f', {best.point}' if best.point else ''}",
             "-" if timing.speedup is None else f"{timing.speedup:.2f}x {manifest.baseline}",
-            rows.size_of(best[0].bytes),
+            rows.size_of(best.bytes),
             variant.parity.verdict if variant.parity else "-",
         )
     return str(place), manifest.model.name, manifest.device, *ship, passed
@@ -259,11 +269,11 @@ def _cost(report: Report) -> Chapter | None:
 
 
 def _lines(manifest: Manifest) -> Iterator[figures.Line]:
-    best = [choice.variant.name for choice in summary.choices(manifest)[:1]]
+    best = summary.recommended(manifest)
     for variant in (v for v in manifest.variants if v.status == "passed"):
         found = [rows.payback(manifest, variant, one) for one in variant.sessions if one.session in variant.timings]
         if fastest := min(filter(None, found), key=lambda one: one.each, default=None):
-            yield figures.Line(variant.name, *fastest, variant.name in best)
+            yield figures.Line(variant.name, *fastest, best is not None and variant.name == best.variant.name)
 
 
 def _fixed(report: Report) -> Chapter | None:
@@ -314,9 +324,9 @@ def _other(caption: str, table: list[Cells]) -> Iterator[Table]:
 
 def _strip(report: Report, one: Timed, text: str, value: float, bounds: tuple[float, float]) -> figures.Bar:
     variant, session, _ = one
-    best = summary.choices(report.manifest)[:1]
+    best = summary.recommended(report.manifest)
     kind = "baseline" if variant.name == report.manifest.baseline else ""
-    if any((c.variant.name, c.session) == (variant.name, session) for c in best):
+    if best and (best.variant.name, best.session) == (variant.name, session):
         kind = "best"
     samples = report.samples.get(f"{variant.name} {session}", [])
     label = f"{variant.name} in {summary.language(session)}{' (failed)' if variant.status == 'failed' else ''}"

@@ -11,7 +11,8 @@ from exporter.report.rows import failures, number, size_of
 
 WIDE = 0.03  # relative half width of an interval, above which a timing counts as unstable
 HALF = 0.5  # share of the CPUs that other programs took
-AGAIN = "Time it again on a quiet machine: `exporter bench BUNDLE --wait-quiet 600`."
+BENCH = "`exporter bench BUNDLE --wait-quiet 600`"
+AGAIN = f"Time it again on a quiet machine: {BENCH}."
 UNBEATEN = "Pareto front: nothing is both faster and smaller than one of these."
 
 
@@ -53,6 +54,12 @@ def choices(manifest: Manifest) -> list[Choice]:
             timed = [c for c in _timed(manifest, variant) if not out_of_bounds(c, goal)]
             found += sorted(timed, key=lambda c: c.cost)[:1]
     return sorted(found, key=lambda c: _rank(c, goal))
+
+
+def recommended(manifest: Manifest) -> Choice | None:
+    """Return the artifact to ship; None if nothing qualifies, or if the comparison is inconclusive."""
+    best = choices(manifest)
+    return best[0] if best and not _is_in_doubt(best[0], manifest) else None
 
 
 def _timed(manifest: Manifest, variant: VariantRecord) -> list[Choice]:
@@ -124,7 +131,7 @@ def sentences(manifest: Manifest) -> list[str]:
     best = choices(manifest)
     if best and (busy := _busy(manifest)):
         lines.append(busy)
-    if best and _is_in_doubt(best[0], manifest):
+    if best and recommended(manifest) is None:
         lines.append(f"The comparison is inconclusive, so nothing is recommended. {AGAIN}")
     elif best:
         lines.append(_recommend(best, manifest))
@@ -212,7 +219,7 @@ def _bounds(goal: Goal) -> str:
 def alternatives(manifest: Manifest) -> list[str]:
     """Return a line with the runners-up of the recommendation, or nothing."""
     found = choices(manifest)
-    next_best = [] if not found or _is_in_doubt(found[0], manifest) else found[1:3]
+    next_best = found[1:3] if recommended(manifest) else []
     return ["Next: " + "; ".join(_brief(c, manifest.goal) for c in next_best) + "."] if next_best else []
 
 

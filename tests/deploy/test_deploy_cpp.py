@@ -18,8 +18,10 @@ from exporter.bundle import layout
 from exporter.bundle.layout import read_manifest
 from exporter.core import environment, filesystem
 from exporter.core.errors import ArtifactError, BundleError, JobError, UsageError
+from exporter.core.timing_records import MachineLoad
 from exporter.deploy import choose, cpp
 from exporter.evidence import golden
+from exporter.report import summary
 
 needs_runner = pytest.mark.skipif(not NATIVE, reason="exporter-run is not built (make cpp)")
 
@@ -133,6 +135,18 @@ def test_the_choice_of_variant() -> None:
     assert choose(manifest(onnx, variant("trace", None)), None, refuse_onnx).name == "trace"
     with pytest.raises(UsageError, match="there are no timings"):
         choose(manifest(variant("trace", None), variant("script", None)), None, refuse_onnx)
+
+
+def test_no_variant_is_chosen_by_a_disturbed_timing() -> None:
+    busy = MachineLoad(cpus=2, others=0.6, steal=0.0, throttled=0.0, hot=0, load=3.0)
+    found = replace(manifest(variant("onnx", 1.0), variant("trace", 5.0), variant("script", 4.0)), machine=busy)
+    assert summary.recommended(found) is None
+    with pytest.raises(UsageError, match="is inconclusive") as raised:
+        choose(found, None, refuse_onnx)
+    assert raised.value.remedy.startswith("choose a --variant: trace, script; or time again: `exporter bench ")
+    assert choose(found, "trace", refuse_onnx).name == "trace"
+    only = replace(found, variants=found.variants[:2])
+    assert choose(only, None, refuse_onnx).name == "trace"
 
 
 @pytest.mark.parametrize(

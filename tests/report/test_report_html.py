@@ -23,7 +23,7 @@ from exporter.bundle import layout
 from exporter.core import filesystem
 from exporter.core.parity_records import CaseParity, Parity
 from exporter.core.records import ArtifactRecord, Lifecycle, Manifest, SessionRecord
-from exporter.core.timing_records import Timing
+from exporter.core.timing_records import MachineLoad, Timing
 from exporter.report import html, rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -305,6 +305,18 @@ def test_several_bundles_are_compared_first() -> None:
     assert {link for link in found.all("href") if link.startswith("#b")} >= {"#b1", "#b2", "#b3"}
     assert {"b1", "b2", "b3"} <= set(found.all("id"))
     assert len(found.all("id")) == len(set(found.all("id")))
+
+
+def test_nothing_looks_recommended_after_a_disturbed_timing() -> None:
+    busy = MachineLoad(cpus=2, others=0.6, steal=0.0, throttled=0.0, hot=0, load=3.0)
+    calm, disturbed = (html.render([(dataclasses.replace(MAIN, machine=one), Path("a"))]) for one in (None, busy))
+    bold = re.compile(r"font-weight: 700[^>]*>\s*onnx in C\+\+")
+    assert bold.search(calm)
+    assert not bold.search(disturbed)
+    assert "Time it again on a quiet machine: <code>exporter bench BUNDLE --wait-quiet 600</code>." in disturbed
+    compared = Page(html.render([(dataclasses.replace(MAIN, machine=busy), Path("a")), (MAIN, Path("b"))]))
+    _, first, second = next(iter(compared.tables.values()))
+    assert (first[3], second[3]) == ("-", "onnx.pt")
 
 
 @pytest.mark.parametrize(
