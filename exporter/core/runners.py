@@ -116,10 +116,28 @@ def _examined(path: Path, origin: str, torch: Torch | None) -> Runner:
     if not (path.is_file() and os.access(path, os.X_OK)):
         return Runner(path, origin, refused=f"{origin} names {path}, which is not a program")
     built, here = built_for(path), torch.version if torch else ""
+    if not built and origin == EXPLICIT and _is_another_program(path, path.stat().st_mtime_ns):
+        return Runner(path, origin, refused=f"{origin} names {path}, which is not {NAME}")
     # EXPORTER_RUN may name a script that starts the runner.
     fits = not here or _release(built) == _release(here) or (not built and origin == EXPLICIT)
     what = f"for torch {built}, and this is torch {here}" if built else "by another release of exporter"
     return Runner(path, origin, built, "" if fits else f"{path} was built {what}")
+
+
+@functools.cache
+def _is_another_program(path: Path, changed: int) -> bool:
+    """Return whether a program's answer to --version is not that of exporter-run; False if it fails.
+
+    `changed` is part of the cache key only.
+    """
+    words = (str(path.absolute()), "--version")
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0 and not done.stdout.startswith(f"{NAME} ")
 
 
 def _release(version: str) -> str:

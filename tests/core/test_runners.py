@@ -102,6 +102,22 @@ def test_a_program_that_does_not_tell(program: Program, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("torch")
+def test_another_program_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "named"
+    for text, fits in (("true", False), ("echo other 1.0", False), ("echo exporter-run 1.0", True), ("exit 3", True)):
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("EXPORTER_RUN", str(path))
+        found = runners.find()
+        assert (found.used is not None) == fits, text
+        if not fits:
+            assert found.reason == f"EXPORTER_RUN names {path}, which is not exporter-run"
+            assert found.remedy(compiler=True) == "correct EXPORTER_RUN, or unset it"
+        runners._is_another_program.cache_clear()
+
+
+@pytest.mark.usefixtures("torch")
 def test_exporter_run_excludes_all_others(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program("path/exporter-run")
     monkeypatch.setenv("EXPORTER_RUN", str(tmp_path))  # a folder is executable

@@ -99,7 +99,7 @@ def test_the_output_is_shown_on_request(calls: Calls, cli: Cli) -> None:
 def test_another_runner_that_comes_first_is_named(
     calls: Calls, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EXPORTER_RUN", str(script(tmp_path / "mine", "#!/bin/sh\n")))
+    monkeypatch.setenv("EXPORTER_RUN", str(script(tmp_path / "mine", "#!/bin/sh\necho exporter-run 1\n")))
     done = cli("runner", "build", "-q")
     assert done.err == f"note: {tmp_path}/mine comes first, from EXPORTER_RUN\n"
 
