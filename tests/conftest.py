@@ -150,6 +150,7 @@ def cli(lent_zygote: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         out, err = capfd.readouterr()
         return Done(int(ended.value.code or 0), out, err)
 
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield act
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

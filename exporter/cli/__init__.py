@@ -89,6 +89,8 @@ def _code(command: click.Command, name: str) -> int:
         any(a.startswith("-") and not a.startswith("--") and "v" in a for a in sys.argv[1:]) or "--verbose" in sys.argv
     )
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup does
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         filesystem.require_directory()
         result: Any = command.main(prog_name=name, standalone_mode=False)
@@ -117,6 +119,8 @@ def _code(command: click.Command, name: str) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:  # the shell and the kernel send one each when a terminal closes
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -52,7 +52,8 @@ def serve(control: socket.socket, modules: Sequence[str], later: Sequence[str] =
     for module in modules:
         _prepare(module)
     gc.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the parent too, which ends this process
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, waitpid would lose exit codes
     attend(control, later)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -435,3 +436,11 @@ def test_progress_on_a_terminal(lent_zygote: None) -> None:
     assert "failed" in shown
     lines.done(variant())
     assert lines.render().row_count == 3
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(cli: Cli) -> None:
+    """Otherwise it interrupts the command; `cli` restores the handler."""
+    for handler, stays in ((signal.SIG_IGN, True), (signal.SIG_DFL, False)):
+        signal.signal(signal.SIGHUP, handler)
+        assert cli("--version").code == 0
+        assert (signal.getsignal(signal.SIGHUP) == handler) == stays
