@@ -100,7 +100,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
     try:
         read_file = read(file, named)
         out = out or Path(read_file.data.get("out", plan.OUT)).resolve()
-        steps, warnings = plan.make(read_file, out)
+        steps, warnings = plan.make(read_file, out, options["only"])
     except UsageError as error:
         if options["form"] == "github":
             click.echo(formats.annotated(error, named), nl=False)

@@ -250,5 +250,6 @@ def check_sizes(sizes: Sizes, symbols: Mapping[str, Range]) -> None:
         if not bounds.allows(size):
             raise UsageError(
                 f"{name} is {size}, which is outside its range, {bounds}",
-                f"choose another --size {name}=N, or a range that includes it: --size {name}=MIN..MAX[..STEP]",
+                "choose another size, or a range that includes it: "
+                f"--size {name}=N or --size {name}=MIN..MAX[..STEP]; in a release file, sizes or ranges",
             )

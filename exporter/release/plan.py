@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -75,15 +75,17 @@ class Step:
         return f"{self.name.removesuffix(self.variant.name)}{variant}"
 
 
-def make(file: ReleaseFile, out: Path) -> tuple[list[Step], list[str]]:
+def make(file: ReleaseFile, out: Path, only: Sequence[str] = ()) -> tuple[list[Step], list[str]]:
     """Return all steps, in the file's order, with bundles in `out`, and warnings.
 
-    Paths in the file are relative to the current directory. Raises UsageError if a setting cannot be honoured.
+    Paths in the file are relative to the current directory. The bundles record `only`, the patterns by which the
+    caller chooses steps. Raises UsageError if a setting cannot be honoured.
     """
+    command = shlex.join(("exporter", "release", str(file.path), *(word for one in only for word in ("--only", one))))
     steps: dict[str, Step] = {}
     warnings: list[str] = []
     for index in range(len(file.data["models"])):
-        model = _Model(file, index)
+        model = _Model(file, index, command)
         for step in model.steps(out):
             if step.name in steps:
                 remedy = "give one of the models a different name or different targets"
@@ -106,8 +108,8 @@ def _require_baseline(file: ReleaseFile, step: Step, steps: dict[str, Step]) -> 
 class _Model:
     """One table of `models`, with the settings that it inherits from the top level."""
 
-    def __init__(self, file: ReleaseFile, index: int) -> None:
-        self.file, self.index = file, index
+    def __init__(self, file: ReleaseFile, index: int, command: str) -> None:
+        self.file, self.index, self.command = file, index, command
         self.own: dict[str, Any] = file.data["models"][index]
         self.all = {k: v for k, v in file.data.items() if k not in ("out", "models")} | self.own
         self.gates = Gates(**file.data.get("gates", {}) | self.own.get("gates", {}))
@@ -172,8 +174,11 @@ class _Model:
     def _require_timing(self) -> None:
         for gate in ("max_p99_ms", "min_speedup"):
             if getattr(self.gates, gate) is not None and not self.all.get("bench", True):
-                cause, remedy = "bench is false, so nothing is timed", "remove one of them"
-                raise self.file.error(self.place("gates", gate), cause, remedy)
+                here, bench = self.place("gates", gate), self.place("bench")
+                cause = f"bench is false in line {self.file.line(bench)}, so models[{self.index}] is not timed"
+                shared = here == ("gates", gate) and bench != ("bench",)
+                remedy = f"remove one of them{', or set the gate only in models that are timed' if shared else ''}"
+                raise self.file.error(here, cause, remedy)
 
     def _request(
         self, source: recipes.Source, variant: targets.Variant, out: Path, device: str, sizes: dict[str, int]
@@ -190,7 +195,7 @@ class _Model:
                 name: Range(low, high).within(low, high, *step)
                 for name, (low, high, *step) in self.all.get("ranges", {}).items()
             },
-            command=shlex.join(("exporter", "release", str(self.file.path))),
+            command=self.command,
             asked=_absolute_name(source) or self.own["model"],
             least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
             **asked | {"portable": targets.is_portable(variant) and asked.get("portable", False)},

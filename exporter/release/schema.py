@@ -99,6 +99,7 @@ _STEPS: dict[str, Any] = {
             "additionalProperties": _SIZE,
         },
         "minItems": 1,
+        "uniqueItems": True,
         "description": "Sizes of the timed example, one table for each example; the recipe's own by default.",
     },
     "ranges": {

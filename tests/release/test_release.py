@@ -86,12 +86,23 @@ def test_the_example_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ('targets = ["trase"]\n' + MODELS, "release.toml:1: targets: there is no target 'trase'"),
         ('[[models]]\nmodel = "bort"', "release.toml:2: models[0].model: there is no model 'bort'"),
         (MODELS + "checkpoint = 'gone.pt'", "release.toml:3: models[0].checkpoint: there is no file gone.pt"),
-        ("bench = false\n[gates]\nmax_p99_ms = 3\n" + MODELS, "release.toml:3: gates.max_p99_ms: bench is false"),
+        (
+            "bench = false\n[gates]\nmax_p99_ms = 3\n" + MODELS,
+            "release.toml:3: gates.max_p99_ms: bench is false in line 1",
+        ),
+        (
+            "[gates]\nmax_p99_ms = 3\n" + MODELS + MODELS + "bench = false",
+            "release.toml:2: gates.max_p99_ms: bench is false in line 7, so models[1] is not timed",
+        ),
         ("[gates]\nover = 'tract'\n" + MODELS, "release.toml:2: gates.over: there is no bert/cpu/tract"),
         (MODELS + MODELS, "release.toml:4: models[1].model: bert/cpu/trace is already defined by line 1"),
         (MODELS + "ranges = {batch = [8, 1]}", "release.toml:3: models[0].ranges.batch: the range 8 to 1 is empty"),
         ("[ranges]\nbatch = [8, 1]\n" + MODELS, "release.toml:2: ranges.batch: the range 8 to 1 is empty"),
         (MODELS + "devices = ['cpu', 'cpu']", "release.toml:3: models[0].devices: ['cpu', 'cpu'] has non-unique"),
+        (
+            MODELS + "sizes = [{batch = 1}, {batch = 1}]",
+            "release.toml:3: models[0].sizes: [{'batch': 1}, {'batch': 1}] ",
+        ),
         (MODELS + "precisions = ['tf32']", "release.toml:2: models[0].model: tf32 needs an NVIDIA GPU"),
     ],
 )
@@ -165,6 +176,13 @@ def test_the_command_of_a_release_is_quoted(tmp_path: Path) -> None:
     folder.mkdir()
     (step, *_) = planned(folder, MODELS)
     assert shlex.split(step.request.command) == ["exporter", "release", f"{folder}/release.toml"]
+
+
+def test_the_command_of_a_release_names_the_chosen_steps(tmp_path: Path) -> None:
+    path = tmp_path / "release.toml"
+    path.write_text(MODELS + "targets = ['trace']")
+    (step,), _ = plan.make(file.read(path), tmp_path / "out", ("bert/*", "x"))
+    assert step.request.command == f"exporter release {path} --only 'bert/*' --only x"
 
 
 def test_unsupported_precisions_are_skipped_with_a_warning(tmp_path: Path) -> None:
