@@ -65,9 +65,9 @@ def vouch(path: Path, verify: Verify = "if-present", public_key: Path | None = N
         _require_match(_records(link.parent), link.name, digest, known=bool(records.hashes))
     _require_match(records, file.name, digest, known=False)
     trust = replace(ANYBODY, public_key=public_key)
-    for _, message, wrong in integrity.signatures(file.parent, trust):
+    for _, message, wrong, remedy in integrity.signatures(file.parent, trust):
         if wrong:
-            raise AlteredError(f"{file} cannot be trusted: {message}", ALTERED)
+            raise AlteredError(f"{file} cannot be trusted: {message}", remedy)
     if verify != "if-present" and not records.hashes:
         needed = f"one of {', '.join((checksums.NAME, layout.MANIFEST, layout.PROVENANCE))} with its hash"
         raise AlteredError(f"{file} has no record beside it, and verify={verify!r} needs {needed}", STRANGE)

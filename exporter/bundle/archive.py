@@ -208,7 +208,7 @@ def _extract(source: _Source, root: Path) -> Manifest:
         found = {name: digest for name, digest in digests.items() if name in listed or name not in layout.UNLISTED}
         if wrong := checksums.differences(listed, found, checksums.NAME):
             raise ValueError("; ".join(wrong.values()))
-    for _, message, is_wrong in integrity.signatures(root, ANYBODY):
+    for _, message, is_wrong, _ in integrity.signatures(root, ANYBODY):
         if is_wrong:
             raise ValueError(message)
     return manifest

@@ -14,6 +14,7 @@ from exporter.core.errors import AlteredError, ArtifactError, BundleError
 from exporter.core.records import Manifest
 
 REMEDY = "download it again, or export again"
+UNSIGNED = "sign it with `exporter sign`, or get a signed copy from whom you trust"
 STATEMENTS = {layout.BOM: sbom.hashes, layout.PROVENANCE: provenance.subjects}  # the functions that read the hashes
 Problems = dict[str, str]  # messages by the file that they concern
 
@@ -30,11 +31,14 @@ class Evidence:
     problems: Problems
     spoilt: Problems
     notes: tuple[str, ...]
+    unsigned: str = ""  # the remedy if the only problem is that it lacks the required signature
 
     def require(self, problems: Problems) -> None:
         """Raise AlteredError if there are any problems."""
         if problems:
-            raise AlteredError(f"{self.place} failed verification: {'; '.join(problems.values())}", REMEDY)
+            raise AlteredError(
+                f"{self.place} failed verification: {'; '.join(problems.values())}", self.unsigned or REMEDY
+            )
 
 
 def whole(place: Path, trust: signing.Trust = signing.ANYBODY) -> Manifest:
@@ -82,7 +86,7 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
         raise ArtifactError(
             f"{place} cannot be read: {error.strerror}: {error.filename}", "change its owner or permissions"
         ) from error
-    problems, spoilt, notes = dict[str, str](), dict[str, str](), list[str]()
+    problems, spoilt, notes, remedies = dict[str, str](), dict[str, str](), list[str](), list[str]()
     if found.keys() & STATEMENTS.keys() or os.path.lexists(place / checksums.NAME):
         problems = _against_sums(place, found, signatures=trust is not None)
         spoilt = _spoilt(place, problems, found)
@@ -95,12 +99,14 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
             f"there is no {checksums.NAME}: an earlier exporter wrote this bundle, and not all files can be verified"
         )
     if trust is not None:
-        for name, message, wrong in signatures(place, trust):
+        altered = bool(problems or spoilt)
+        for name, message, wrong, remedy in signatures(place, trust):
             if wrong:
                 problems.setdefault(name, message)
+                remedies.append(REMEDY if altered else remedy)
             else:
                 notes.append(message)
-    return Evidence(place, found, problems, spoilt, tuple(notes))
+    return Evidence(place, found, problems, spoilt, tuple(notes), remedies[0] if len(set(remedies)) == 1 else "")
 
 
 def _against_sums(place: Path, found: Mapping[str, str], signatures: bool) -> Problems:
@@ -147,8 +153,8 @@ def listed_hashes(place: Path, statement: str) -> dict[str, str]:
         raise ArtifactError(f"{statement}: {error}", error.remedy) from error
 
 
-def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool]]:
-    """Yield, for each signature that exists or is required: its file, a message, and whether it is invalid."""
+def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool, str]]:
+    """Yield the file, a message, whether it is wrong, and a remedy, for each signature that exists or is required."""
     for file, asked, options, require in (
         (layout.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
         (layout.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
@@ -158,18 +164,19 @@ def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bo
                 file + filesystem.NEW,
                 f"{file}{filesystem.NEW} is left over from an interrupted signing: remove it",
                 False,
+                "",
             )
         if not os.path.lexists(place / file):
             if asked:
-                yield file, f"it is not signed: {file} is missing", True
+                yield file, f"it is not signed: {file} is missing", True, UNSIGNED
             continue
         try:
             require(checksums.read_bounded(place / layout.PROVENANCE), checksums.read_bounded(place / file), trust)
         except ArtifactError as error:
-            yield file, f"{file}: {error}", True
+            yield file, f"{file}: {error}", True, error.remedy or REMEDY
         else:
             if not asked:
-                yield file, f"the signature {file} was not verified: give {options}", False
+                yield file, f"the signature {file} was not verified: give {options}", False, ""
 
 
 def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:

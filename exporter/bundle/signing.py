@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAYLOAD = "application/vnd.in-toto+json"
 OFFLINE = "without a network, sign with --key"
+STRANGER = "give the key or identity of its signer if you trust that, or get a copy that is signed by whom you trust"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def require_key(payload: bytes, text: bytes, trust: Trust) -> None:
     try:
         envelope.verify([key], threshold=1)
     except VerificationError as error:
-        raise AlteredError(f"it was not signed by the key that belongs to {trust.public_key}") from error
+        raise AlteredError(f"it was not signed by the key that belongs to {trust.public_key}", STRANGER) from error
 
 
 def _public_key(pem: bytes) -> Any:
@@ -144,7 +145,7 @@ def require_identity(payload: bytes, text: bytes, trust: Trust) -> None:
             wanted = verify.policy.Identity(identity=trust.identity, issuer=trust.issuer)
             kind, signed = verifier.verify_dsse(found, wanted)
         except (errors.VerificationError, models.InvalidBundle, ValueError) as error:
-            raise AlteredError(f"it was not signed by {trust.identity}: {error}") from error
+            raise AlteredError(f"it was not signed by {trust.identity}: {error}", STRANGER) from error
     if (kind, signed) != (PAYLOAD, payload):
         raise AlteredError("it signs another provenance.json")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from exporter.core.errors import UsageError
+
 
 @click.command(name="unpack", short_help="Unpack a bundle from a packed file.")
 @click.argument("file", type=click.Path(path_type=Path))
@@ -24,6 +26,9 @@ def command(file: Path, out: Path | None, max_gb: float) -> None:
     """
     from exporter.bundle import archive
 
+    if out is None and not file.name.endswith(archive.SUFFIX):
+        cause = f"{file} is not a packed bundle: its name does not end with {archive.SUFFIX}"
+        raise UsageError(cause, "give a file that `exporter pack` made; if this is one, also give --out")
     out = out or file.with_name(file.name.removesuffix(archive.SUFFIX))
     archive.unpack(file, out, int(max_gb * 1e9))
     click.echo(f"Next: exporter check {out}")

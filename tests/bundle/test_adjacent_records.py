@@ -154,8 +154,9 @@ def test_required_signatures(signed: Path, keys: tuple[Path, Path], tmp_path: Pa
         adjacent_records.vouch(trace, "signed", keys[1])
     flip(trace)
     (signed / "provenance.dsse.json").unlink()
-    with pytest.raises(AlteredError, match="not signed"):
+    with pytest.raises(AlteredError, match="not signed") as raised:
         adjacent_records.vouch(trace, "signed", keys[1])
+    assert raised.value.remedy.startswith("sign it with `exporter sign`")
     (signed / "provenance.json").unlink()
     with pytest.raises(AlteredError, match="not signed"):
         adjacent_records.vouch(trace, "signed", keys[1])

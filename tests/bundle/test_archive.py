@@ -425,3 +425,13 @@ def test_the_commands(cli: Cli, toy: Path) -> None:
     assert done.code == 2
     assert "exceeds the size limit" in done.err
     assert tree(toy) == before
+
+
+def test_what_is_not_a_packed_file_is_named(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.touch()
+    done = cli("unpack", file)
+    assert (done.code, f"{file} is not a packed bundle: its name does not end with .tar.zst" in done.err) == (2, True)
+    done = cli("unpack", file, "--out", tmp_path / "out")
+    assert (done.code, "cannot be unpacked" in done.err) == (2, True)
+    assert not (tmp_path / "out").exists()

@@ -420,6 +420,18 @@ def test_a_signature_is_verified(
     done = cli("check", signed, "--public-key", other)
     assert done.code == 1
     assert "was not signed by the key" in done.err
+    assert "give the key or identity of its signer" in done.err
+    assert "export again" not in done.err
+    (signed / "trace.pt").write_bytes(b"altered")
+    done = cli("check", signed, "--public-key", other)
+    assert (done.code, "download it again, or export again" in done.err) == (1, True)
+
+
+def test_a_missing_signature_has_a_remedy(cli: Cli, bundle: Path, keys: tuple[Path, Path]) -> None:
+    done = cli("check", bundle, "--public-key", keys[1])
+    assert (done.code, "it is not signed: provenance.dsse.json is missing" in done.err) == (1, True)
+    assert "sign it with `exporter sign`" in done.err
+    assert "export again" not in done.err
 
 
 def test_an_encrypted_key(cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
