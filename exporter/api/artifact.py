@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -237,4 +238,7 @@ def _read_contract(file: Path, target: str, suffix: str) -> Contract:
             first = first if isinstance(first, Contract) else found
     if isinstance(first, Exception):
         raise first
+    if first is None and not zipfile.is_zipfile(file):
+        cause = f"{file} is not an artifact: it is neither an archive of torch nor an ONNX model"
+        raise ArtifactError(cause, "open a file that `exporter export` wrote for a target, such as trace.pt")
     return first or contract_files.read_zip(file)

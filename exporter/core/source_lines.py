@@ -35,7 +35,8 @@ _PACKAGE_CALL = re.compile(r"\w+\(\s*container_handle_,.*API call failed at \S+,
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
 _FRAME_FILE = re.compile(r'File "(/[^"]+)"')
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_MENTION = re.compile(r"([^\s()\[\]\"'=,]+\.py)[:(](\d+)")
+# A path may contain spaces if it is absolute and begins a line or what is in parentheses.
+_MENTION = re.compile(r"((?:^|(?<=\())/[^\n()\"':]*?\.py|[^\s()\[\]\"'=,]+\.py)[:(](\d+)", re.MULTILINE)
 _NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # truncated at the front; where an operator was defined
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
 _STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
@@ -165,9 +166,8 @@ def place(text: str) -> str:
     text = _NO_PLACE.sub("", text)
     frames = [shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
     others = [shown(m[1], m[2]) for m in _MENTION.finditer(text) if not _is_library(m[1])]
-    if others:
-        return others[0]
-    return "" if not frames else frames[0] if HERE in text else frames[-1]
+    found = others or (frames if HERE in text else frames[::-1])
+    return found[0] if found else ""
 
 
 def near(place: str) -> str:

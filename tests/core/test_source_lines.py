@@ -41,6 +41,12 @@ TRACEBACK = f"""Traceback (most recent call last):
             "/home/me/net.py:7",
         ),
         ("Tensor failed:\n/home/me/net.py(12): forward\n/home/me/main.py(3): <module>", "/home/me/net.py:12"),
+        (
+            "Tensor failed:\n/home/me/my nets/a net.py(12): forward\n/home/me/main.py(3): <module>",
+            "/home/me/my nets/a net.py:12",
+        ),
+        ("torch.export: no (/home/me/my nets/a net.py:4)", "/home/me/my nets/a net.py:4"),
+        ("torch.export: no (see net.py:4)", "net.py:4"),
         ("torch.export: no (net.py:4); torch.jit.script: neither (other.py:5)", "net.py:4"),
         ("/home/me/net.py:20: TracerWarning: Converting a tensor to a Python boolean", "/home/me/net.py:20"),
         ("Caused by: (ome/me/net.py:20 in forward)", ""),

@@ -366,6 +366,10 @@ def test_files_that_are_not_artifacts_are_refused(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "weights.pt")
     with pytest.raises(ArtifactError, match="carries no contract"):
         exporter.open_artifact(tmp_path / "weights.pt")
+    (tmp_path / "golden.safetensors").write_bytes(b"no archive")
+    with pytest.raises(ArtifactError, match="neither an archive of torch nor an ONNX model") as raised:
+        exporter.open_artifact(tmp_path / "golden.safetensors")
+    assert raised.value.remedy.startswith("open a file that `exporter export` wrote")
     with pytest.raises(ArtifactError):
         exporter.open_artifact(tmp_path / "missing.onnx")
 
