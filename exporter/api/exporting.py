@@ -80,7 +80,7 @@ def _export(given: ExportArguments) -> Bundle:
             multiples of, `{"height": (32, 512, 16)}`.
         example_sizes: sizes of the example that differ from the defaults of `inputs`, `{"sequence": 128}`.
         sweep: sizes to time, the example's first, `{"batch": (1, 8, 32)}`.
-        ranges: the range of each size that the artifacts must support, within the model's own range.
+        ranges: the range of each size that the artifacts must support, in place of the model's own range.
         samples: for a module: real inputs in the form of `inputs`, or a function that returns them. The first 64 are
             used as cases of the golden and to calibrate int8.
         metric: for a module with samples: a function of the outputs by name and the sample they belong to. Higher is

@@ -551,6 +551,7 @@ RECORDED = [
     ("no-openssl", "FileNotFoundError: [Errno 2] No such file or directory: 'openssl' (cache/zq/czq.py:34)"),
     # A message of the kernel; a GPU; dlopen without the CUDA libraries.
     ("illegal-instruction", "Illegal instruction (core dumped)"),
+    ("out-of-memory", "ImportError: /usr/lib/x.so: failed to map segment from shared object"),
     ("out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
     ("shared-library", "OSError: libcudart.so.13: cannot open shared object file: No such file or directory"),
     # Recurrent layers and onnxruntime with a tensor that stays float32.

@@ -67,6 +67,7 @@ CAUSES = (
             r"can't allocate memory|[Cc]annot allocate memory",
             r"CUDA out of memory|OutOfMemoryError|MemoryError",
             r"std::bad_alloc",
+            r"failed to map segment from shared object(?!: Operation not permitted)",  # that is a mount with noexec
             r"Failed to allocate memory for requested buffer",
             r"CUDA error: out of memory",
         ),
