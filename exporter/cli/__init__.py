@@ -77,7 +77,7 @@ def _run(command: click.Command, name: str) -> None:
         code = _code(command, name)
         sys.stdout.flush()
         if code == 0 and output.lost:
-            remedy = "everything else is done; `exporter report BUNDLE` shows the bundle again"
+            remedy = "everything else is done; if it made a bundle, `exporter report BUNDLE` shows it"
             _show(ExporterError(f"the output cannot be written: {output.lost}", remedy))
             code = _streams.LOST
     sys.exit(code)

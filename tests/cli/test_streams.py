@@ -41,6 +41,7 @@ def test_a_report_that_cannot_be_written(made_bundle: Path, where: str, said: st
     code, _, err = shell(f"exporter report '{made_bundle}' {where}")
     assert code == 74
     assert f"Error: the output cannot be written: {said}" in err
+    assert "if it made a bundle, `exporter report BUNDLE` shows it" in err
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2> /dev/full", "2>&- <&-", ">&- 2>&- <&-"])
