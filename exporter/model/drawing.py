@@ -10,6 +10,7 @@ from exporter.model.tensors import Tensors
 def drawn(data: Tensors, generator: torch.Generator) -> Tensors:
     """Return floats of another scale, offset, sign or density, and integers and flags from the same range.
 
+    Signs are only removed. Numbers of float16 are only scaled down, because models compute infinity from large ones.
     The generator is of the CPU, and so are the results.
     """
     return tuple(_drawn(tensor.cpu(), generator) for tensor in data)
@@ -24,7 +25,7 @@ def _drawn(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.rand(tensor.shape, generator=generator) < share
 
     if tensor.is_floating_point():
-        scale = 10 ** (6 * uniform() - 3)
+        scale = 10 ** ((3 if tensor.dtype == torch.float16 else 6) * uniform() - 3)
         shift = (2 * uniform() - 1) * (uniform() < 0.5)
         made = (tensor + shift) * scale
         made = torch.where(some(uniform()), made, made.abs())

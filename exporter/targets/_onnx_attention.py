@@ -1,7 +1,7 @@
 """Translation of attention to ONNX.
 
-torch's takes four dimensions only, and removes NaN from the weights. In a row of which everything is masked it returns
-the mean of the values, or NaN if the mask is made of numbers, where torch returns zeros: rows of padding are such rows.
+torch's translation takes four dimensions only, and removes NaN from the weights. Where everything is masked,
+as in a row of padding, it returns the mean of the values, or NaN if the mask is made of numbers; torch returns zeros.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-BOOL = 9  # ONNX's number of a data type
+UINT8, BOOL = 2, 9  # ONNX's numbers of data types
 ATTENTION_OPSET = 23  # from this one on, torch translates to ONNX's own operator
 
 
@@ -41,9 +41,8 @@ def _attention(
     zero = common.constant(0.0, dtype=query.dtype)
     if enable_gqa:
         key, value = (_repeated(query, one) for one in (key, value))
-    scores = ops.MatMul(
-        ops.Mul(query, _scale(query, scale)), ops.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
-    )
+    turned = ops.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+    scores = ops.MatMul(query, ops.Mul(turned, _scale(query, scale)))
     if is_causal:
         attn_mask = _causal(query, key)
     if attn_mask is not None:
@@ -97,8 +96,9 @@ def _any(mask: Any) -> Any:
     ops: Any = opset18
     last = ops.Constant(value_ints=[-1])
     if mask.dtype == BOOL:
-        return ops.Cast(ops.ReduceMax(ops.Cast(mask, to=2), last, keepdims=1), to=BOOL)
-    return ops.Greater(ops.ReduceMax(mask, last, keepdims=1), common.constant(-math.inf, dtype=mask.dtype))
+        return ops.Cast(ops.ReduceMax(ops.Cast(mask, to=UINT8), last, keepdims=1), to=BOOL)
+    nothing = ops.Equal(mask, common.constant(-math.inf, dtype=mask.dtype))
+    return ops.Cast(ops.ReduceMax(ops.Cast(ops.Not(nothing), to=UINT8), last, keepdims=1), to=BOOL)
 
 
 def _repeated(query: Any, heads: Any) -> Any:
@@ -110,6 +110,8 @@ def _repeated(query: Any, heads: Any) -> Any:
     wanted, given = query.shape[-3], heads.shape[-3]
     if wanted == given:
         return heads
+    if not isinstance(wanted, int) or not isinstance(given, int):
+        raise ValueError("grouped queries with a dynamic number of heads have no translation")
     after = ops.Constant(value_ints=[rank - 2])
     leading, trailing = ops.Shape(heads, end=rank - 2), ops.Shape(heads, start=rank - 2)
     times = ops.Constant(value_ints=[wanted // given])

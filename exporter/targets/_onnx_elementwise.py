@@ -68,21 +68,13 @@ def table() -> dict[Any, Callable[..., Any]]:
         one, zero = (ops.CastLike(ops.Constant(value_float=number), inp) for number in (1.0, 0.0))
         return ops.Sub(ops.Min(inp, zero), ops.Log(ops.Add(one, ops.Exp(ops.Neg(ops.Abs(inp))))))
 
-    def logaddexp(one: Any, other: Any, base: float = math.e) -> Any:
-        # torch's translation overflows: the exponential of 89 is infinite in float32
-        larger, smaller = ops.Max(one, other), ops.Min(one, other)
-        zero, unit, factor = (common.constant(number, dtype=one.dtype) for number in (0.0, 1.0, math.log(base)))
-        apart = ops.Where(ops.Equal(one, other), zero, ops.Sub(smaller, larger))  # infinities too
-        rest = ops.Log(ops.Add(unit, ops.Exp(ops.Mul(apart, factor))))
-        return ops.Add(larger, ops.Div(rest, factor))
+    def logarithm_of_sum(base: float) -> Callable[..., Any]:
+        return lambda one, other: logaddexp(one, other, one.dtype, base)
 
-    def logaddexp2(one: Any, other: Any) -> Any:
-        return logaddexp(one, other, 2.0)
-
-    def without_nan(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def without_nan(choose: Callable[..., Any], of_flags: Callable[..., Any]) -> Callable[..., Any]:
         def call(one: Any, other: Any) -> Any:
-            if one.dtype.is_integer():
-                return choose(one, other)
+            if not one.dtype.is_floating_point():
+                return (of_flags if one.dtype == BOOL else choose)(one, other)
             return ops.Where(ops.IsNaN(one), other, ops.Where(ops.IsNaN(other), one, choose(one, other)))
 
         return call
@@ -113,14 +105,27 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.log_sigmoid.default: log_sigmoid,
         aten.signbit.default: signbit,  # torch's translation overlooks -0.0
         torch.ops.prims.signbit.default: signbit,
-        aten.logaddexp.default: logaddexp,
-        aten.logaddexp2.default: logaddexp2,
-        aten.fmax.default: without_nan(ops.Max),
-        aten.fmin.default: without_nan(ops.Min),
+        aten.logaddexp.default: logarithm_of_sum(math.e),
+        aten.logaddexp2.default: logarithm_of_sum(2.0),
+        aten.fmax.default: without_nan(ops.Max, ops.Or),
+        aten.fmin.default: without_nan(ops.Min, ops.And),
         aten.copysign.Tensor: copysign,
         aten.copysign.Scalar: copysign,
         aten.hypot.default: hypot,
     }
+
+
+def logaddexp(one: Any, other: Any, dtype: Any, base: float = math.e) -> Any:
+    """Return the logarithm of a sum of powers; torch's translation overflows, as exp(89) is infinite in float32."""
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common
+
+    ops: Any = opset18
+    larger, smaller = ops.Max(one, other), ops.Min(one, other)
+    zero, unit, factor = (common.constant(number, dtype=dtype) for number in (0.0, 1.0, math.log(base)))
+    apart = ops.Where(ops.Equal(one, other), zero, ops.Sub(smaller, larger))  # infinities too
+    rest = ops.Log(ops.Add(unit, ops.Exp(ops.Mul(apart, factor))))
+    return ops.Add(larger, ops.Div(rest, factor))
 
 
 def _are_integers(one: Any, other: Any) -> bool:

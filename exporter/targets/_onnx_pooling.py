@@ -23,18 +23,18 @@ def table() -> dict[Any, Callable[..., Any]]:
     def adaptive_average(dims: int) -> Callable[..., Any]:
         def call(inp: Any, output_size: Any) -> Any:
             sizes = _sizes(output_size, dims)
-            if (kernel := _kernel(inp, sizes)) is not None:
+            if (kernel := equal_windows(inp.shape, sizes)) is not None:
                 return ops.AveragePool(inp, kernel_shape=kernel, strides=kernel)
-            return _adaptive(inp, sizes, ops.ReduceMean)
+            return _adaptive(inp, sizes, is_mean=True)
 
         return call
 
     def adaptive_maximum(dims: int, usual: Callable[..., Any]) -> Callable[..., Any]:
         def call(inp: Any, output_size: Any) -> Any:
             sizes = _sizes(output_size, dims)
-            if (kernel := _kernel(inp, sizes)) is not None:
+            if (kernel := equal_windows(inp.shape, sizes)) is not None:
                 return usual(inp, kernel, kernel)
-            return _adaptive(inp, sizes, ops.ReduceMax), ops.Constant(value_int=0)  # see require_no_indices
+            return _adaptive(inp, sizes, is_mean=False), ops.Constant(value_int=0)  # `_onnx_preparing` refuses its use
 
         return call
 
@@ -76,69 +76,57 @@ def _sizes(output_size: Any, dims: int) -> list[Any]:
     return [ops.Gather(output_size, ops.Constant(value_int=axis)) for axis in range(dims)]
 
 
-def _kernel(inp: Any, sizes: Sequence[Any]) -> list[int] | None:
+def equal_windows(shape: Sequence[Any], sizes: Sequence[Any]) -> list[int] | None:
     """Return the size of the windows, or None if it is not the same for all, or not known, or there is no batch."""
-    before = inp.shape[-len(sizes) :]
+    before = shape[-len(sizes) :]
     static = all(isinstance(size, int) for size in (*before, *sizes))
-    if not static or len(inp.shape) != len(sizes) + 2 or any(a % b for a, b in zip(before, sizes, strict=True)):
+    if not static or len(shape) != len(sizes) + 2 or any(a % b for a, b in zip(before, sizes, strict=True)):
         return None
     return [a // b for a, b in zip(before, sizes, strict=True)]
 
 
-def _adaptive(inp: Any, sizes: Sequence[Any], reduce: Callable[..., Any]) -> Any:
+def _adaptive(inp: Any, sizes: Sequence[Any], is_mean: bool) -> Any:
     """Pool over windows that follow from the input's sizes, one dimension after another."""
+    from onnxscript import opset18
+
+    ops: Any = opset18
     rank = len(inp.shape)
     pooled = inp
     for axis, size in enumerate(sizes, rank - len(sizes)):
-        if inp.shape[axis] == size:
-            continue
-        if isinstance(size, int):
-            pooled = _windows(pooled, axis, size, reduce)
-        elif reduce.__name__ == "ReduceMean":
-            pooled = _weighted(pooled, axis, rank, size)
-        else:
-            raise ValueError("adaptive max pooling to a size that depends on the input's has no translation")
+        if isinstance(size, int) and size == 1:
+            reduce = ops.ReduceMean if is_mean else ops.ReduceMax
+            pooled = reduce(pooled, ops.Constant(value_ints=[axis]), keepdims=1)
+        elif not isinstance(size, int) or inp.shape[axis] != size:
+            pooled = _along(pooled, axis, (rank, inp.dtype), size, is_mean)
     return pooled
 
 
-def _windows(inp: Any, axis: int, size: int, reduce: Callable[..., Any]) -> Any:
-    """Reduce each of as many windows as the result has elements along an axis."""
+def _along(inp: Any, axis: int, form: tuple[int, Any], size: Any, is_mean: bool) -> Any:
+    """Pool along an axis: gather the elements of each window, up to the longest, and leave out those beyond its end."""
     from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common
 
     ops: Any = opset18
-    axes = ops.Constant(value_ints=[axis])
-    if size == 1:
-        return reduce(inp, axes, keepdims=1)
+    rank, dtype = form
+    zero, one, ones = ops.Constant(value_int=0), ops.Constant(value_int=1), ops.Constant(value_ints=[1])
+    if isinstance(size, int):
+        count = ops.Constant(value_ints=[size])
+    else:
+        count = ops.Reshape(ops.Cast(size, to=INT64), ops.Constant(value_ints=[1]))
     length = ops.Shape(inp, start=axis, end=axis + 1)
-    windows = []
-    for at in range(size):
-        start, end = _bounds(length, *(ops.Constant(value_ints=[number]) for number in (at, size)))
-        windows.append(reduce(ops.Slice(inp, start, end, axes), axes, keepdims=1))
-    return ops.Concat(*windows, axis=axis)
-
-
-def _bounds(length: Any, at: Any, size: Any) -> tuple[Any, Any]:
-    """Return where the window of an element starts and ends."""
-    from onnxscript import opset18
-
-    ops: Any = opset18
-    one = ops.Constant(value_ints=[1])
-    beyond = ops.Sub(ops.Add(ops.Mul(ops.Add(at, one), length), size), one)
-    return ops.Div(ops.Mul(at, length), size), ops.Div(beyond, size)
-
-
-def _weighted(inp: Any, axis: int, rank: int, size: Any) -> Any:
-    """Average over windows along an axis, as many as a value of the graph says, as a product with a matrix."""
-    from onnxscript import opset18
-
-    ops: Any = opset18
-    zero, one = ops.Constant(value_int=0), ops.Constant(value_int=1)
-    length = ops.Shape(inp, start=axis, end=axis + 1)
-    count = ops.Reshape(ops.Cast(size, to=INT64), ops.Constant(value_ints=[1]))
-    place = ops.Unsqueeze(ops.Range(zero, ops.Squeeze(length), one), ops.Constant(value_ints=[1]))
-    start, end = _bounds(length, ops.Range(zero, ops.Squeeze(count), one), count)
-    inside = ops.And(ops.GreaterOrEqual(place, start), ops.Less(place, end))  # a row for each element of the input
-    weights = ops.Div(ops.CastLike(inside, inp), ops.CastLike(ops.Sub(end, start), inp))
-    order = [at for at in range(rank) if at != axis] + [axis]
-    back = [order.index(at) for at in range(rank)]
-    return ops.Transpose(ops.MatMul(ops.Transpose(inp, perm=order), weights), perm=back)
+    at = ops.Unsqueeze(ops.Range(zero, ops.Squeeze(count), one), ones)  # a row for each window
+    start = ops.Div(ops.Mul(at, length), count)
+    end = ops.Div(ops.Sub(ops.Add(ops.Mul(ops.Add(at, ones), length), count), ones), count)
+    lengths = ops.Sub(end, start)
+    index = ops.Add(start, ops.Range(zero, ops.ReduceMax(lengths, keepdims=0), one))
+    behind = ops.Constant(value_ints=list(range(2, rank - axis + 1)))
+    inside = ops.Less(index, end)
+    if axis < rank - 1:
+        inside, lengths = ops.Unsqueeze(inside, behind), ops.Unsqueeze(lengths, behind)
+    windows = ops.Gather(inp, ops.Min(index, ops.Sub(length, ones)), axis=axis)
+    windows = ops.Where(inside, windows, common.constant(0.0 if is_mean else -math.inf, dtype=dtype))
+    within = ops.Constant(value_ints=[axis + 1])
+    if not is_mean:
+        return ops.ReduceMax(windows, within, keepdims=0)
+    total = ops.ReduceSum(windows, within, keepdims=1)
+    return ops.Squeeze(ops.Div(total, ops.Cast(lengths, to=dtype)), within)

@@ -132,7 +132,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         chosen = ops.Reshape(ops.Expand(mask, ops.Shape(inp)), flat)
         return ops.Compress(ops.Reshape(ops.Expand(inp, ops.Shape(mask)), flat), chosen)
 
-    def read(inp: Any, index: Any, src: Any) -> Any:
+    def source_part(inp: Any, index: Any, src: Any) -> Any:
         if not inp.shape or (index.shape is not None and index.shape == src.shape):
             return src
         ops: Any = opset18  # torch reads no more of the source than the index has elements
@@ -142,9 +142,22 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
     def scatter_by(usual: Callable[..., Any]) -> Callable[..., Any]:
         def call(inp: Any, dim: int, index: Any, src: Any, *settings: Any, **named: Any) -> Any:
-            return usual(inp, dim, index, read(inp, index, src), *settings, **named)
+            return usual(inp, dim, index, source_part(inp, index, src), *settings, **named)
 
         return call
+
+    def scatter_reduced(inp: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
+        if reduce != "mean":  # of which torch's translation keeps the last element
+            return core.aten_scatter_reduce(inp, dim, index, src, reduce, include_self)
+        if not inp.shape or not inp.dtype.is_floating_point():
+            raise ValueError("scatter_reduce of means has a translation for floating-point tensors only")
+        ops: Any = opset18
+        zero, one = (common.constant(number, dtype=inp.dtype) for number in (0.0, 1.0))
+        zeros, ones = ops.Expand(zero, ops.Shape(inp)), ops.Expand(one, ops.Shape(index))
+        total, count = (ops.ScatterElements(zeros, index, part, axis=dim, reduction="add") for part in (src, ones))
+        if include_self:
+            return ops.Div(ops.Add(inp, total), ops.Add(count, one))
+        return ops.Where(ops.Equal(count, zero), inp, ops.Div(total, ops.Max(count, one)))
 
     def scatter_reduce(inp: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
         ops: Any = opset18
@@ -152,7 +165,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         if isinstance(src, (int, float)):
             given = ops.Expand(common.constant(src, dtype=inp.dtype), ops.Shape(index))
         else:
-            given = read(inp, index, src)
+            given = source_part(inp, index, src)
         return ops.ScatterElements(inp, index, given, axis=dim, reduction=how)
 
     def no_info() -> Any:
@@ -165,7 +178,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     def solve(one: Any, other: Any, left: bool = True, check_errors: bool = False) -> Any:
         ops: Any = opset18
         inverse, last = _inverse(one), ops.Constant(value_ints=[-1])
-        if len(other.shape) == len(one.shape) - 1:  # a vector, or one for each matrix
+        if len(other.shape) == 1 or tuple(other.shape) == tuple(one.shape)[:-1]:  # a vector, or one for each matrix
             found = ops.Squeeze(ops.MatMul(inverse, ops.Unsqueeze(other, last)), last)
         else:
             found = ops.MatMul(inverse, other) if left else ops.MatMul(other, inverse)
@@ -181,7 +194,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.scatter.value_reduce: scatter_reduce,
         torch.ops.aten.scatter.src: scatter_by(core.aten_scatter_src),
         torch.ops.aten.scatter_add.default: scatter_by(core.aten_scatter_add),
-        torch.ops.aten.scatter_reduce.two: scatter_by(core.aten_scatter_reduce),
+        torch.ops.aten.scatter_reduce.two: scatter_by(scatter_reduced),
         torch.ops.aten.linalg_inv_ex.default: inv,
         torch.ops.aten._linalg_solve_ex.default: solve,
         torch.ops.aten.scalar_tensor.default: scalar_tensor,
@@ -206,7 +219,7 @@ def _inverse(matrix: Any) -> Any:
     from onnxscript import evaluator, ir
 
     recorder: Any = evaluator.default()
-    found = ir.Value(name=None, shape=matrix.shape, type=ir.TensorType(matrix.dtype))
+    found = ir.Value(name=None, shape=ir.Shape(matrix.shape), type=ir.TensorType(matrix.dtype))
     recorder.nodes.append(ir.Node("com.microsoft", "Inverse", [matrix], outputs=[found]))
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from exporter.core import time_limit
 from exporter.model import drawing
 from exporter.model.state import carrying
 from exporter.model.state.snapshot import Snapshot, copied
@@ -51,23 +52,27 @@ def kept(
     return None
 
 
-def has_other_side(
+def disagrees_for_drawn(
     module: torch.nn.Module, traced: Callable[..., Tensors], examples: Sequence[Tensors], read: Iterable[int]
 ) -> bool:
     """Return whether eager computes something else than the trace for other values of these inputs, by index.
 
     The first of the examples is the one of the trace; the others have other sizes. Values are drawn at random in turn,
-    DRAWN times or, if a call takes long, for SEARCH_S seconds.
+    DRAWN times or, if a call takes long, for SEARCH_S seconds. An example for which eager and the trace differ anyway,
+    or eager from itself, as random models do, shows nothing.
     """
+    ends = time.monotonic() + SEARCH_S
     if (found := _on_cpu(module, traced, examples[0])) is None:
         return False
     module, traced, first = found
-    given = [first, *(tuple(tensor.cpu() for tensor in other) for other in examples[1:])]
     held = Snapshot(module)
+    given = [first, *(tuple(tensor.cpu() for tensor in other) for other in examples[1:])]
+    usual = [example for example in given if _is_steady(module, held, traced, example)]
     generator = torch.Generator().manual_seed(0)
-    ends = time.monotonic() + SEARCH_S
-    for example in itertools.islice(itertools.cycle(given), DRAWN):
+    for number, example in enumerate(itertools.islice(itertools.cycle(usual), DRAWN if usual else 0)):
         other = drawing.drawn(example, generator)
+        if number % 3 == 2:  # no number of some examples is negative
+            other = tuple(-tensor if tensor.is_floating_point() else tensor for tensor in other)
         inputs = tuple(other[at] if at in read else tensor for at, tensor in enumerate(example))
         wanted = _outputs(module, inputs)
         held.restore()
@@ -76,6 +81,17 @@ def has_other_side(
         if time.monotonic() > ends:
             break
     return False
+
+
+def _is_steady(module: torch.nn.Module, held: Snapshot, traced: Callable[..., Tensors], example: Tensors) -> bool:
+    """Return whether eager returns the same twice, and the trace too."""
+    first = _outputs(module, example)
+    held.restore()
+    again = _outputs(module, example)
+    held.restore()
+    if first is None or again is None or not all(map(carrying.agree, again, first)):
+        return False
+    return _agrees(traced, example, first)
 
 
 def _on_cpu(
@@ -116,8 +132,9 @@ def _others(example: Tensors, at: int) -> Iterator[Tensors]:
 def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors | None:
     """Return what eager returns; None if it raises, or if that is not finite."""
     try:
-        outputs: Tensors = module(*(tensor.clone() for tensor in inputs))
-    except Exception:  # the model's code may raise anything
+        with time_limit.stop_after(SEARCH_S):  # a loop may never end
+            outputs: Tensors = module(*(tensor.clone() for tensor in inputs))
+    except (Exception, time_limit.OutOfTime):  # the model's code may raise anything
         return None
     return outputs if all(bool(tensor.isfinite().all()) for tensor in outputs) else None
 

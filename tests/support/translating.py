@@ -29,13 +29,15 @@ class Calls(torch.nn.Module):
         return tuple(torch.view_as_real(y) if y.is_complex() else y for y in self.function(x))
 
 
-def translated(function: Function, x: torch.Tensor, sizes: dict[str, Range], folder: Path) -> tuple[Function, Function]:
+def translated(
+    function: Function, x: torch.Tensor, sizes: dict[str, Range], folder: Path, options: Options | None = None
+) -> tuple[Function, Function]:
     """Return a function and its ONNX model, made from the exported program; the last dimensions of `x` are `sizes`."""
     module = FlatModule(Calls(function), flatten_inputs(Calls(function), {"x": x})).eval()
     outputs = tuple(TensorSpec(f"y{i}", str(y.dtype)[6:], (None,) * y.dim()) for i, y in enumerate(module(x)))
     spec = TensorSpec("x", "float32", (*x.shape[: x.dim() - len(sizes)], *sizes))
     program = Program(Contract("calls", (spec,), outputs, sizes), "cpu", lambda: module, lambda: (x,), None)
-    made = targets.get("onnx").export(program, folder / "model.onnx", Options())
+    made = targets.get("onnx").export(program, folder / "model.onnx", options or Options())
     assert "from the exported program" in made.notes[0], made.notes[0]
     session = targets.get("onnx").load(folder / "model.onnx", Options())
     return module, lambda other: session.run((other,))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from support.translating import Outputs, translated
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from exporter.core.size_range import Range
-from exporter.targets import _onnx_attention, _onnx_translations
+from exporter.targets import Options, _onnx_attention, _onnx_translations
 
 
 def without_heads(x: torch.Tensor) -> Outputs:
@@ -66,7 +67,41 @@ def test_nan_is_not_removed(tmp_path: Path) -> None:
         assert torch.equal(got[..., -1, :].isnan(), wanted[..., -1, :].isnan())
 
 
-def test_newer_opsets_have_an_operator_of_their_own() -> None:
+def test_a_mask_of_nan_masks_nothing(tmp_path: Path) -> None:
+    def masked(x: torch.Tensor) -> Outputs:
+        mask = (1 - (x[0] > 0).float()) * -torch.inf  # NaN where nothing is to be masked
+        return (attention(x, x, x, mask @ torch.eye(5)[:, :4] if x.shape[1] == 4 else None),)
+
+    module, run = translated(masked, torch.randn(2, 4, 5), {}, tmp_path)
+    x = torch.randn(2, 4, 5)
+    (got,), (wanted,) = run(x), module(x)
+    assert bool(wanted.isnan().all())
+    assert bool(got.isnan().all())
+
+
+def test_numbers_of_half_the_size(tmp_path: Path) -> None:
+    def halves(x: torch.Tensor) -> Outputs:
+        half, large = x.half() * 2, x.half() * 200
+        return attention(half, half, half), attention(large, large, large, (x[0] @ x[0].mT).half())
+
+    module, run = translated(halves, torch.randn(2, 4, 5), {"width": Range(2, 9)}, tmp_path)
+    x = torch.randn(2, 4, 7)
+    for got, wanted in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_newer_opsets_have_an_operator_of_their_own(tmp_path: Path) -> None:
     operator = torch.ops.aten.scaled_dot_product_attention.default
     assert operator in _onnx_translations.table(_onnx_attention.ATTENTION_OPSET - 1)
-    assert operator not in _onnx_translations.table(_onnx_attention.ATTENTION_OPSET)
+    options = Options(opset=_onnx_attention.ATTENTION_OPSET)
+
+    def masked(x: torch.Tensor) -> Outputs:
+        heads = torch.stack([x, x + 1], 1)
+        return attention(heads, heads, heads), attention(heads, heads, heads, torch.ones(4, 4).tril(-1) > 0)
+
+    module, run = translated(masked, torch.randn(2, 4, 5), {"width": Range(2, 9)}, tmp_path, options)
+    nodes = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.node
+    assert [node.op_type for node in nodes].count("Attention") == 2
+    x = torch.randn(2, 4, 7)
+    for got, wanted in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)

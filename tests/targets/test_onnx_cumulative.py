@@ -27,6 +27,16 @@ def test_values_and_places_are_torchs(tmp_path: Path) -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_infinity_and_nan_are_torchs(tmp_path: Path) -> None:
+    module, run = translated(
+        lambda x: (*x.cummax(1), *x.cummin(1)), torch.randn(3, 4), {"columns": Range(2, 9)}, tmp_path
+    )
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([[-inf, -inf, 1.0, 2.0], [inf, inf, 1.0, -inf], [1.0, nan, 3.0, nan]])
+    for got, wanted in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_extremes_of_integers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BothFailed, match="for floating-point numbers with dimensions only"):
         translated(lambda x: tuple((x * 9).long().cummax(-1)), torch.randn(3, 5), {}, tmp_path)

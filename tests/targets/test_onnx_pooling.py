@@ -60,6 +60,14 @@ def test_windows_are_torchs(function: Callable[[torch.Tensor], Outputs], sizes: 
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_infinity_stays_in_its_windows(tmp_path: Path) -> None:
+    module, run = translated(to_sizes_that_depend_on_the_input, torch.randn(2, 3, 9, 12), SIZES, tmp_path)
+    x = torch.randn(2, 3, 13, 10)
+    x[0, 0, 3, 4] = torch.inf
+    for got, wanted in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 def with_indices(x: torch.Tensor) -> Outputs:
     return functional.adaptive_max_pool2d(x, 3, return_indices=True)
 

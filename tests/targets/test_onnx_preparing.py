@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from support.translating import Outputs, translated
 
+from exporter.core.errors import BothFailed
 from exporter.core.size_range import Range
 
 
@@ -18,6 +20,8 @@ def inverses(x: torch.Tensor) -> Outputs:
         torch.linalg.solve(matrices, x),
         torch.linalg.solve(matrices, x[..., 0]),
         torch.linalg.solve(matrices, x.mT, left=False),
+        torch.linalg.solve(matrices[:1], x[0]),
+        torch.linalg.solve(matrices, x[0, :, 0]),
     )
 
 
@@ -27,3 +31,12 @@ def test_checks_for_singular_matrices_are_left_out(tmp_path: Path) -> None:
         x = torch.randn(2, length, width)
         for got, wanted in zip(run(x), module(x), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_error_codes_are_refused(tmp_path: Path) -> None:
+    def regular(x: torch.Tensor) -> Outputs:
+        inverse, info = torch.linalg.inv_ex(x @ x.mT)
+        return (torch.where(info[:, None, None] == 0, inverse, 0.0),)
+
+    with pytest.raises(BothFailed, match=r"the error codes of linalg.inv_ex"):
+        translated(regular, torch.randn(2, 4, 5), {}, tmp_path)

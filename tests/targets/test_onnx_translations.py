@@ -105,6 +105,8 @@ class Written(torch.nn.Module):
             x.scatter(0, x.argsort(0), 2.0, reduce="add"),
             x.scatter_add(1, order[:, :1], x),
             x.scatter_reduce(1, order[:, :1], x, "amax"),
+            x.scatter_reduce(1, order % 2, x, "mean"),
+            x.scatter_reduce(1, order % 2, x, "mean", include_self=False),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from exporter.core.errors import ExportError
 from exporter.core.size_range import Range
 from exporter.model.capture import Program
 from exporter.model.flattening import FlatModule, flatten_inputs
-from exporter.targets import Options, _values_read
+from exporter.targets import Options, _tracing, _values_read
 
 
 class Resampler(nn.Module):
@@ -69,15 +70,17 @@ class Varying(nn.Module):
         return x * int(index.max())
 
 
-def exported(module: nn.Module, second: torch.Tensor, folder: Path) -> targets.Exported:
+def exported(
+    module: nn.Module, second: torch.Tensor, folder: Path, batch: Range | None = None, make_at: Any = None
+) -> targets.Exported:
     inputs = {"x": torch.randn(2, 8), "second": second}
     flat = FlatModule(module, flatten_inputs(module, tuple(inputs.values()))).eval()
     specs = (
         TensorSpec("x", "float32", ("batch", 8)),
         TensorSpec("second", str(second.dtype)[6:], ("batch",) * min(second.dim(), 1) + tuple(second.shape[1:])),
     )
-    promise = Contract("net", specs, (TensorSpec("y", "float32", (None, None)),), {"batch": Range(1, 4)})
-    program = Program(promise, "cpu", lambda: flat, lambda: tuple(inputs.values()), None)
+    promise = Contract("net", specs, (TensorSpec("y", "float32", (None, None)),), {"batch": batch or Range(1, 4)})
+    program = Program(promise, "cpu", lambda: flat, lambda: tuple(inputs.values()), None, make_at=make_at)
     return targets.get("trace").export(program, folder / "trace.pt", Options())
 
 
@@ -166,6 +169,59 @@ def test_sides_that_make_no_difference_pass_with_a_note(tmp_path: Path) -> None:
     assert any("a branch depends on values" in note for note in made.notes)
 
 
+class Noisy(nn.Module):
+    """Draws random numbers, and branches."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.nan_to_num() if bool(x.isnan().any()) else x + torch.rand_like(x),)
+
+
+class BySize(nn.Module):
+    """Depends on a size, and branches."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.nan_to_num() if bool(x.isnan().any()) else x
+        return (y * 2 if x.shape[0] > 2 else y * 3,)
+
+
+@pytest.mark.parametrize("module", [Noisy(), BySize()])
+def test_what_is_not_the_branchs_fault_shows_nothing(module: nn.Module) -> None:
+    example, small = (torch.randn(4, 3),), (torch.randn(1, 3),)
+    with _tracing.warned():
+        traced = torch.jit.trace(module, example, check_trace=False)
+    assert not _values_read.disagrees_for_drawn(module, traced, [example, small], [0])
+
+
+class Endless(nn.Module):
+    """Does not end for negative numbers."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = torch.zeros(())
+        while bool(total < 1):
+            total = total + x.sum()
+        return (total,)
+
+
+def test_a_call_that_does_not_end_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_values_read, "SEARCH_S", 0.3)
+    example = (torch.full((2,), 100.0),)
+    assert not _values_read.disagrees_for_drawn(Endless(), lambda x: (x.sum(),), [example], [0])
+
+
+def test_the_smallest_sizes_are_those_of_the_contract(tmp_path: Path) -> None:
+    asked = []
+
+    def at(sizes: dict[str, int]) -> tuple[torch.Tensor, ...]:
+        asked.append(sizes)
+        if sizes["batch"] % 4:
+            raise ValueError("the recipe takes multiples of 4 only")
+        return (torch.ones(sizes["batch"], 8), torch.ones(1, 8))
+
+    made = exported(Overflowing(), torch.ones(1, 8), tmp_path, batch=Range(1, 16, multiple_of=4), make_at=at)
+    assert asked == [{"batch": 4}]
+    assert made.notes
+
+
 class Same(nn.Module):
     """Returns its input."""
 
@@ -180,9 +236,9 @@ def test_a_search_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) ->
         calls.append(x)
         return (x,)
 
-    assert not _values_read.has_other_side(Same(), call, [(torch.ones(2),)], [0])
-    assert len(calls) == _values_read.DRAWN
+    assert not _values_read.disagrees_for_drawn(Same(), call, [(torch.ones(2),)], [0])
+    assert len(calls) == 1 + _values_read.DRAWN
     calls.clear()
-    monkeypatch.setattr(_values_read, "SEARCH_S", 0.0)
-    assert not _values_read.has_other_side(Same(), call, [(torch.ones(2),)], [0])
-    assert len(calls) == 1
+    monkeypatch.setattr(_values_read, "SEARCH_S", 0.001)
+    assert not _values_read.disagrees_for_drawn(Same(), call, [(torch.ones(2),)], [0])
+    assert len(calls) < _values_read.DRAWN
