@@ -34,9 +34,11 @@ std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& p
   try {
     return std::make_unique<PyTorchStreamReader>(path.string());
   } catch (const c10::Error& error) {
+    if (path.extension() == ".onnx") {
+      throw Error(kind, path.string() + ": ONNX models run in onnxruntime, not here");
+    }
     std::string cause = one_line(error.what_without_backtrace());
     cause = cause.substr(0, cause.find(". "));  // the rest is advice about torch.save
-    if (path.extension() == ".onnx") cause = "ONNX models run in onnxruntime, not here";
     const bool is_in_bundle = std::filesystem::exists(path.parent_path() / "SHA256SUMS");
     throw Error(kind, path.string() + " is not an archive written by torch, or " +
                           (is_in_bundle ? "it is corrupted (run `exporter check` on its bundle to "

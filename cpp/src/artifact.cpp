@@ -86,7 +86,10 @@ void require_number(std::size_t given, const Contract& contract) {
 
 /// Throws unless a caller's tensor can take the values of an output.
 void require_dtype(const at::Tensor& tensor, const TensorSpec& spec) {
-  const bool is_dense = tensor.defined() && !tensor.is_nested() && tensor.layout() == at::kStrided;
+  if (!tensor.defined()) {
+    throw Error(ErrorKind::contract, "no tensor given for output " + spec.name);
+  }
+  const bool is_dense = !tensor.is_nested() && tensor.layout() == at::kStrided;
   if (is_dense && tensor.scalar_type() == spec.dtype) return;
   throw Error(ErrorKind::contract,
               "the tensor for output " + spec.name +

@@ -442,6 +442,13 @@ TEST_CASE("refuses invalid files") {
   }
 }
 
+TEST_CASE("refuses ONNX models") {
+  const auto path = support::scratch() / "model.onnx";
+  std::ofstream(path, std::ios::binary) << "onnx";
+  const std::string cause = path.string() + ": ONNX models run in onnxruntime, not here";
+  CHECK_ERROR(artifact, cause, Artifact::open(path));
+}
+
 TEST_CASE("refuses invalid settings") {
   const fs::path model = fixtures() / "model.pt";
   CHECK_ERROR(usage, "device tpu", Artifact::open(model, {.device = "tpu"}));
@@ -632,6 +639,8 @@ TEST_CASE("runs into tensors") {
                 artifact.run_into(example.inputs, {untouched, at::zeros({4}, at::kLong)}));
     CHECK_ERROR(contract, "output label has dtype float32, not int64",
                 artifact.run_into(example.inputs, {untouched, at::zeros({5})}));
+    CHECK_ERROR(contract, "no tensor given for output label",
+                artifact.run_into(example.inputs, {untouched, at::Tensor()}));
     CHECK_ERROR(contract, "1 tensors given for the outputs",
                 artifact.run_into(example.inputs, {room}));
     CHECK(untouched.abs().sum().item<float>() == 0.0f);

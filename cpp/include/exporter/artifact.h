@@ -143,9 +143,9 @@ class Artifact {
   NamedTensors run_named(NamedTensors inputs) const;
 
   /// Like `run`, but copies the outputs into the caller's tensors, which may have any device and
-  /// strides. On a GPU the copies are queued on the same stream, and the call waits for a copy to
-  /// pageable host memory. Throws Error(contract), before writing to any tensor, if their number, a
-  /// dtype or a shape differs from the outputs'.
+  /// strides but must not share memory with one another. On a GPU the copies are queued on the same
+  /// stream, and the call waits for a copy to pageable host memory. Throws Error(contract), before
+  /// writing to any tensor, if their number, a dtype or a shape differs from the outputs'.
   void run_into(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& outputs) const;
 
   /// Like `run`, for an exported program: returns its nodes, in the order in which they ran, with
