@@ -158,11 +158,17 @@ class _Finder(ModuleFinder):
         names, strings = _read(co)
         files = (os.path.join(os.path.dirname(m.__file__), text) for text in strings)  # noqa: PTH118, PTH120
         # Path.is_file raises OSError for long strings
-        self.named |= {Path(file) for file in files if os.path.isfile(file)}  # noqa: PTH113
+        self.named |= {Path(file) for file in files if _is_kept_file(file)}
         for text in strings if names & IMPORTERS else ():
             name = text.lstrip(".")
             if all(part.isidentifier() for part in name.split(".")):
                 self._safe_import_hook(name, m, None, level=len(text) - len(name))
+
+
+def _is_kept_file(path: str) -> bool:
+    """Return whether a path names a file that can be read and that a file system keeps, unlike /proc."""
+    transient = path.startswith(("/proc/", "/sys/", "/dev/"))
+    return not transient and os.path.isfile(path) and os.access(path, os.R_OK)  # noqa: PTH113
 
 
 def _read(code: CodeType) -> tuple[set[str], set[str]]:

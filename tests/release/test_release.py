@@ -350,6 +350,13 @@ def test_keys_change_with_what_a_string_in_a_recipe_names(tmp_path: Path, read: 
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.parametrize("path", ["/proc/self/stat", "/dev/null", "a\0b", "x" * 5000])
+def test_strings_that_name_no_kept_file_do_not_count(tmp_path: Path, path: str) -> None:
+    recipe = tmp_path / "net.py"
+    recipe.write_text(f"PLACE = {path!r}\n")
+    assert keys._code(recipe) == [recipe]
+
+
 def test_keys_change_with_a_module_of_a_package_without_init(tmp_path: Path) -> None:
     recipe = tmp_path / "net.py"
     recipe.write_text("from blocks.inner import layers\n")
