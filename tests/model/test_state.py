@@ -240,6 +240,70 @@ def test_what_a_call_computes_from_a_held_tensor(forward: Any, ends: set[str]) -
     assert reached[places[HELD]] == {places.get(end) for end in ends}
 
 
+def writes_rows(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[:4] = x
+    return x * 2
+
+
+def reads_the_rows_it_wrote(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[:4] = x
+    return model.held[:4] * 2
+
+
+def reads_more_rows(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[:4] = x
+    return model.held[:5] * 2
+
+
+def adds_to_the_rows_it_wrote(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[:4] = x
+    model.held[2:6].add_(model.held[6:10])
+    return model.held[:4] * 2
+
+
+def overwrites_a_part_of_a_storage(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held[:512].copy_(x)
+    model.held = model.held[:512]
+    return model.held * 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "ends"),
+    [
+        (overwritten, set()),
+        (overwrites_a_part_of_a_storage, set()),
+        (writes_rows, {HELD}),
+        (reads_the_rows_it_wrote, {HELD}),
+        (reads_more_rows, {OUTPUT, HELD}),
+        (adds_to_the_rows_it_wrote, {OUTPUT, HELD}),
+    ],
+)
+def test_what_a_call_computes_from_a_large_tensor(forward: Any, ends: set[str]) -> None:
+    model = nn.Module()
+    width = flow.PRECISE // 1024 + 1
+    model.held = torch.zeros(1024, width)  # type: ignore[assignment]
+    place = (("vars", HELD),)
+    reached = flow.between(model, [place], lambda number: (forward(model, torch.randn(width)),), range(1))
+    assert reached[place] == {{HELD: place, OUTPUT: None}[end] for end in ends}
+
+
+def test_only_values_that_no_change_showed_to_matter_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = []
+    between = flow.between
+
+    def noted(module: nn.Module, places: Any, *args: Any) -> flow.Reached:
+        followed.extend(map(snapshot.name, places))
+        return between(module, places, *args)
+
+    monkeypatch.setattr(flow, "between", noted)
+    _, _, _, kept = found(stateful.noise_floor)
+    assert kept is not None
+    assert "noise" in kept.names[0]
+    assert followed == []
+    found(stateful.averages_for_nobody)
+    assert set(followed) == {"mean", "attention"}
+
+
 def test_what_a_model_computes_that_cannot_be_followed_may_reach_an_output() -> None:
     class Unfollowed(stateful.hangover.model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

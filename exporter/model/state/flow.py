@@ -6,7 +6,9 @@ computed from `count` even if every call is loud.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +23,10 @@ from exporter.model.state.snapshot import MISSING, Place
 from exporter.model.tensors import Tensors, parts
 
 Reached = dict[Place, set[Place | None]]  # what is computed from the value at a place; None: an output
+
+PRECISE = 65_536  # elements; the parts of a larger storage are not distinguished one by one
+PARTS = 64  # number of overwritten parts to distinguish in it
+FORGET = 1000  # number of storages after which to look for those that no longer exist
 
 _aten = torch.ops.aten
 # Operators that depend on the shape, dtype and device of their first argument, not on its values.
@@ -41,11 +47,16 @@ _NORMALIZE = {
 
 
 def between(
-    module: torch.nn.Module, places: Collection[Place], step: Callable[[int], Tensors], numbers: Iterable[int]
+    module: torch.nn.Module,
+    places: Collection[Place],
+    step: Callable[[int], Tensors],
+    numbers: Iterable[int],
+    others: Collection[Place] = (),
 ) -> Reached:
     """Return what these calls of a model compute from the tensors that it held at these places before each call.
 
-    A value that Python reads counts as an output, because anything may follow from it.
+    That may be an output, or a tensor at one of these or of the `others` afterwards. A value that Python reads counts
+    as an output, because anything may follow from it.
     """
     reached: Reached = {place: set() for place in places}
     for number in numbers:
@@ -54,8 +65,9 @@ def between(
             followed.begin(place, tensor)
         with followed, _HandedOut(followed):
             outputs = step(number)
-        ends: dict[Place | None, set[Place]] = {None: followed.read | followed.origins(outputs)}
-        ends |= {place: followed.origins([tensor]) for place, tensor in _present(module, places)}
+        ends: dict[Place | None, set[Place]] = {None: followed.named(followed.read | followed.origins(outputs))}
+        for place, tensor in _present(module, (*places, *others)):
+            ends[place] = followed.named(followed.origins([tensor]))
         for end, origins in ends.items():
             for place in origins:
                 reached[place].add(end)
@@ -73,40 +85,72 @@ def _present(module: torch.nn.Module, places: Iterable[Place]) -> Iterator[tuple
 
 
 class _Memory:
-    """Which elements of a storage hold values that were computed from which places; None stands for all elements."""
+    """Which elements of a storage hold values that were computed from which places; bits of a number stand for places.
 
-    def __init__(self, storage: torch.UntypedStorage, itemsize: int) -> None:
+    `whole` is for all elements or, if they differ, for any of them. A small storage then has an index into `known`, the
+    numbers that have occurred, for each element. Of a large one, only parts that were overwritten are distinguished.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, itemsize: int, known: dict[int, int]) -> None:
         self.alive = StorageWeakRef(storage)  # as long as it exists, no other storage gets the same key
         self.itemsize, self.count = itemsize, storage.nbytes() // itemsize
-        self.elements: dict[Place, torch.Tensor | None] = {}
+        self.known = known
+        self.whole = 0
+        self.elements: torch.Tensor | None = None
+        self.parts: dict[tuple[Any, ...], int] = {}
 
-    def origins(self, tensor: torch.Tensor) -> set[Place]:
-        return {place for place, elements in self.elements.items() if elements is None or self._any(elements, tensor)}
+    def origins(self, tensor: torch.Tensor) -> int:
+        if self.elements is None or not self._fits(tensor):
+            return self.parts.get(_extent(tensor), self.whole)
+        return functools.reduce(operator.or_, self._numbers(_seen(self.elements, tensor)).values(), 0)
 
-    def add(self, tensor: torch.Tensor, origins: Iterable[Place]) -> None:
-        if not self._fits(tensor) or tensor.numel() == self.count:
-            self.elements |= dict.fromkeys(origins)
+    def add(self, tensor: torch.Tensor, origins: int) -> None:
+        if self.elements is None and not self.parts and not origins & ~self.whole:
             return
-        for place in origins:
-            elements = self.elements.setdefault(place, torch.zeros(self.count, dtype=torch.bool))
-            if elements is not None:
-                _seen(elements, tensor).fill_(True)
+        in_part = tensor.numel() < self.count <= PRECISE
+        if self._fits(tensor) and (in_part or self.elements is not None):
+            seen = _seen(self._divided(), tensor)
+            for index, number in self._numbers(seen).items():
+                if origins & ~number:
+                    seen.masked_fill_(seen == index, self._index(number | origins))
+        else:
+            self.elements = None
+        self.whole |= origins
+        self.parts = {extent: one | origins for extent, one in self.parts.items()}
 
     def clear(self, tensor: torch.Tensor) -> None:
-        if not self._fits(tensor):  # another dtype than the storage was made with
+        if not self.whole or not self._fits(tensor):  # another dtype than the storage was made with
             return
-        for place, elements in list(self.elements.items()):
-            left = torch.ones(self.count, dtype=torch.bool) if elements is None else elements
-            _seen(left, tensor).fill_(False)
-            self.elements[place] = left
-            if not left.any():
-                del self.elements[place]
+        if tensor.numel() < self.count <= PRECISE:
+            elements = self._divided()
+            _seen(elements, tensor).fill_(self._index(0))
+            if elements.any():
+                return
+        elif tensor.numel() < self.count:
+            if len(self.parts) < PARTS:
+                self.parts[_extent(tensor)] = 0
+            return
+        self.whole, self.elements, self.parts = 0, None, {}
+
+    def _divided(self) -> torch.Tensor:
+        if self.elements is None:
+            self.elements = torch.full((self.count,), self._index(self.whole), dtype=torch.int32)
+        return self.elements
+
+    def _index(self, number: int) -> int:
+        return self.known.setdefault(number, len(self.known))
+
+    def _numbers(self, elements: torch.Tensor) -> dict[int, int]:
+        """Return the numbers that occur among elements, by index."""
+        found = list(self.known)
+        return {index: found[index] for index in elements.unique().tolist()}
 
     def _fits(self, tensor: torch.Tensor) -> bool:
         return tensor.element_size() == self.itemsize
 
-    def _any(self, elements: torch.Tensor, tensor: torch.Tensor) -> bool:
-        return bool((_seen(elements, tensor) if self._fits(tensor) else elements).any())
+
+def _extent(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.element_size(), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _seen(elements: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -121,21 +165,27 @@ class _Followed(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.read: set[Place] = set()
+        self.read = 0
+        self._bits: dict[Place, int] = {}
         self._memory: dict[int, _Memory] = {}
+        self._known = {0: 0}
+        self._most = FORGET
 
     def begin(self, place: Place, tensor: torch.Tensor) -> None:
         """Follow the values that a tensor holds now as those of this place."""
-        for part in parts(tensor):
-            self._known(part).elements[place] = None
+        self._add(tensor, self._bits.setdefault(place, 1 << len(self._bits)))
 
-    def origins(self, tensors: Iterable[torch.Tensor]) -> set[Place]:
-        """Return the places from which the values of these tensors were computed."""
-        found: set[Place] = set()
+    def origins(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Return the places from which the values of these tensors were computed, as bits."""
+        found = 0
         for part in itertools.chain.from_iterable(map(parts, tensors)):
             if (memory := self._memory.get(_key(part))) is not None:
                 found |= memory.origins(part)
         return found
+
+    def named(self, origins: int) -> set[Place]:
+        """Return the places that bits stand for."""
+        return {place for place, bit in self._bits.items() if bit & origins}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -159,12 +209,19 @@ class _Followed(TorchDispatchMode):
                 self.read |= origins
         return result
 
-    def _known(self, part: torch.Tensor) -> _Memory:
-        return self._memory.setdefault(_key(part), _Memory(part.untyped_storage(), part.element_size()))
-
-    def _add(self, tensor: torch.Tensor, origins: set[Place]) -> None:
+    def _add(self, tensor: torch.Tensor, origins: int) -> None:
         for part in parts(tensor):
-            self._known(part).add(part, origins)
+            if (memory := self._memory.get(_key(part))) is None:
+                self._forget()
+                memory = _Memory(part.untyped_storage(), part.element_size(), self._known)
+                self._memory[_key(part)] = memory
+            memory.add(part, origins)
+
+    def _forget(self) -> None:
+        """Drop what is known of storages that no longer exist, once there are many."""
+        if len(self._memory) >= self._most:
+            self._memory = {key: one for key, one in self._memory.items() if not one.alive.expired()}
+            self._most = len(self._memory) + FORGET
 
     def _clear(self, tensor: torch.Tensor) -> None:
         for part in parts(tensor):

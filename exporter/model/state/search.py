@@ -241,12 +241,10 @@ class _Search:
         candidates += growing
         if not candidates:
             return []
-        flowing = self._flowing([path for path in candidates if path in self.written])
         different = any(self._reached(candidates))
-        if not different and not any(flowing.values()):
-            return []
         self.reached = {path: self._reached([path]) if different else set() for path in candidates}
         shown = _live(self.reached)
+        flowing = self._flowing([path for path in candidates if path in self.written], shown)
         live = _live({path: ends | flowing.get(path, set()) for path, ends in self.reached.items()})
         self.unseen = {path for path in live if path not in shown}
         longer = [one for one in live if one in growing]
@@ -254,14 +252,17 @@ class _Search:
             p for p in changed if p not in live and any(p[: len(one)] == one for one in longer)
         ]
 
-    def _flowing(self, paths: list[Place]) -> flow.Reached:
-        """Return what the calls after the first compute from the tensors at these paths."""
+    def _flowing(self, paths: list[Place], shown: list[Place]) -> flow.Reached:
+        """Return what the calls after the first compute from the tensors at these paths, except for those `shown`."""
+        if not (unknown := [path for path in paths if path not in shown]):
+            return {}
         self.held.restore()
         self.step(0)
         try:
-            return flow.between(self.module, paths, self.step, range(1, CALLS))
-        except Exception:  # a model may not run operator by operator; what is unknown may reach an output
-            return {path: {None} for path in paths if self._has_one_form(path)}
+            with time_limit.stop_after(CALLS * self.limit_s):
+                return flow.between(self.module, unknown, self.step, range(1, CALLS), shown)
+        except (Exception, time_limit.OutOfTime):  # it may not run operator by operator, or what is unknown may matter
+            return {path: {None} for path in unknown if self._has_one_form(path)}
 
     def _is_kept(self, path: Place) -> bool:
         """Return whether a value is kept: in a buffer, or in a tensor that is computed from its former value."""
