@@ -200,6 +200,42 @@ def in_a_branch(model: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > -1000, lambda x, held: x + 1, lambda x, held: x + held, (x, model.held))
 
 
+def asserts(model: Any, x: torch.Tensor) -> torch.Tensor:
+    model.held.copy_(torch.maximum(model.held, x))
+    assert torch.isfinite(model.held).all()
+    return x * 2
+
+
+def asserts_a_number(model: Any, x: torch.Tensor) -> torch.Tensor:
+    assert model.held.sum().item() < 1e6, "large"
+    return x * 2
+
+
+def asserts_in_an_operator(model: Any, x: torch.Tensor) -> torch.Tensor:
+    torch._assert_async(torch.isfinite(model.held).all())
+    return x * 2
+
+
+def raises(model: Any, x: torch.Tensor) -> torch.Tensor:
+    if (model.held > 1e6).any():
+        raise ValueError("large")
+    return x * 2
+
+
+def catches_what_it_raises(model: Any, x: torch.Tensor) -> torch.Tensor:
+    try:
+        assert (model.held < 1e6).all()
+    except AssertionError:
+        return x
+    return x * 2
+
+
+def chooses(model: Any, x: torch.Tensor) -> torch.Tensor:
+    if (model.held > 1e6).any():
+        return x
+    return x * 2
+
+
 def normalizes(model: Any, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.batch_norm(x.expand(3, 4).cumsum(0), model.held, model.other, training=True)
 
@@ -228,15 +264,26 @@ def normalizes_by_what_it_holds(model: Any, x: torch.Tensor) -> torch.Tensor:
         (overwritten_as_out, set()),
         (in_a_sparse_tensor, {OUTPUT, HELD}),
         (in_a_branch, {OUTPUT, HELD}),
+        (asserts, {HELD}),
+        (asserts_a_number, {HELD}),
+        (asserts_in_an_operator, {HELD}),
+        (raises, {HELD}),
+        (catches_what_it_raises, {OUTPUT, HELD}),
+        (chooses, {OUTPUT, HELD}),
         (normalizes, {HELD}),
         (normalizes_by_what_it_holds, {OUTPUT, HELD}),
     ],
 )
 def test_what_a_call_computes_from_a_held_tensor(forward: Any, ends: set[str]) -> None:
-    model = nn.Module()
+    class Following(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(self, x)  # type: ignore[no-any-return]
+
+    model = Following()
     model.held, model.other = torch.zeros(4), torch.ones(4)  # type: ignore[assignment]
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, torch.zeros(4)))
     places = {HELD: (("vars", HELD),), OTHER: (("vars", OTHER),)}
-    reached = flow.between(model, places.values(), lambda number: (forward(model, torch.randn(4)),), range(1))
+    reached = flow.between(model, places.values(), lambda number: flat(torch.randn(4)), range(1))
     assert reached[places[HELD]] == {places.get(end) for end in ends}
 
 

@@ -2,6 +2,8 @@
 
 Unlike a comparison of calls, this shows an influence that their values hide: `torch.where(loud, 4, count - 1)` is
 computed from `count` even if every call is loud.
+
+This file is long because memory, operators and reads by Python each have their own rules.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from exporter.core import checks_in_code, source_lines
 from exporter.model.state import snapshot
 from exporter.model.state.snapshot import MISSING, Place
 from exporter.model.tensors import Tensors, parts
@@ -39,6 +43,11 @@ SHAPE_ONLY = frozenset((
 _OVERWRITE = frozenset(("copy_", "fill_", "zero_", "bernoulli_", "exponential_", "normal_", "random_", "uniform_"))
 # Methods that hand a tensor's values to Python without an operator.
 _HANDED_OUT = frozenset((torch.Tensor.__array__, torch.Tensor.numpy, torch.Tensor.tolist))
+# Functions whose results a check in the code may ask for, and which then matter for nothing else.
+_ASKED = _HANDED_OUT | {
+    torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.allclose, torch.Tensor.equal,
+    torch.Tensor.is_nonzero, torch.Tensor.item, torch.allclose, torch.equal, torch.is_nonzero,
+}  # fmt: skip
 # Normalization by the statistics of a batch, with the position of its argument `training` if it has one.
 _NORMALIZE = {
     "native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5,
@@ -56,7 +65,7 @@ def between(
     """Return what these calls of a model compute from the tensors that it held at these places before each call.
 
     That may be an output, or a tensor at one of these or of the `others` afterwards. A value that Python reads counts
-    as an output, because anything may follow from it.
+    as an output, because anything may follow from it, unless a check reads it that only raises or warns.
     """
     reached: Reached = {place: set() for place in places}
     for number in numbers:
@@ -166,6 +175,7 @@ class _Followed(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.read = 0
+        self.checking = False
         self._bits: dict[Place, int] = {}
         self._memory: dict[int, _Memory] = {}
         self._known = {0: 0}
@@ -197,6 +207,8 @@ class _Followed(TorchDispatchMode):
         unread = [*replaced, *_unread(func, args)]
         given = _tensors((args, kwargs))
         origins = self.origins(one for one in given if not any(one is other for other in unread))
+        if _asserts(func):
+            origins = 0
         before = {_key(part) for one in given for part in parts(one)}
         for tensor in replaced:
             self._clear(tensor)
@@ -205,7 +217,7 @@ class _Followed(TorchDispatchMode):
         if origins:
             for tensor in (*(one for one, _ in written), *(one for one in made if _key(parts(one)[0]) not in before)):
                 self._add(tensor, origins)
-            if not made and not written:
+            if not made and not written and not self.checking:
                 self.read |= origins
         return result
 
@@ -240,9 +252,28 @@ class _HandedOut(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call a function of torch."""
-        if func in _HANDED_OUT:
+        if func in _ASKED and not self.followed.checking and _is_checked(func):
+            self.followed.checking = True
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self.followed.checking = False
+        if func in _HANDED_OUT and not self.followed.checking:
             self.followed.read |= self.followed.origins(args[:1])
         return func(*args, **(kwargs or {}))
+
+
+def _is_checked(func: Any) -> bool:
+    """Return whether a check in the model's code, which only raises or warns, now calls this function."""
+    frame = sys._getframe(2)
+    frames = source_lines.frames_of_model(frame)
+    inside = func is not torch.Tensor.__bool__
+    return bool(frames) and frames[0] is frame and checks_in_code.asked(frames, inside) is not None
+
+
+def _asserts(func: Any) -> bool:
+    """Return whether an operator only raises an error on some values."""
+    return getattr(func, "_opname", "").startswith(("_assert", "_functional_assert"))
 
 
 def _key(part: torch.Tensor) -> int:
