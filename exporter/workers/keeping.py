@@ -1,17 +1,21 @@
-"""Find the state that a loaded model keeps between calls, at its example and in every other call made of it."""
+"""Find the state that a loaded model keeps between calls, at its example and in every other call made of it.
+
+This file is long because each kind of call needs its own search, which share the same steps.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from exporter.core import time_limit
+from exporter.core import memory, time_limit
 from exporter.core.contract_records import Contract
-from exporter.core.errors import ExportError
+from exporter.core.errors import ExporterError, ExportError
 from exporter.core.probing import describe
 from exporter.core.size_range import Sizes
 from exporter.evidence import eager, perturbations
@@ -132,21 +136,25 @@ def _require_unread(loaded: LoadedModel, device: str) -> None:
     if not loaded.kept.dropped:
         return
     trial = _Dropped(loaded, _plain(loaded), device)
-    alone: list[tuple[str, Tensors, Tensors]] = []
     left: dict[Place, Any] = {}
     for sizes in loaded.tried:
-        data = loaded.inputs(sizes, 0)
         with eager.naming(describe(sizes)):
-            alone.append((describe(sizes), data, trial.run(data)))
+            trial.run(loaded.inputs(sizes, 0))
         left |= trial.left()
+    for sizes in loaded.tried:
+        data = loaded.inputs(sizes, 0)
+        limit_s = time_limit.of(functools.partial(trial.run, data))
+        trial.require_unread(describe(sizes), data, trial.run(data), left, limit_s)
     example = loaded.inputs(loaded.base, 0)
     limit_s = time_limit.of(lambda: trial.run(example))
     loaded.held.restore()
     for change, data in eager.safe_on_gpu(trial.flat, example, perturbations.changed(example), device).items():
-        with contextlib.suppress(Exception, time_limit.OutOfTime), time_limit.stop_after(limit_s):
-            alone.append((f"{describe(loaded.base)} {change}", data, trial.run(data)))
-    for name, data, wanted in alone:
-        trial.require_unread(name, data, wanted, left)
+        try:
+            with time_limit.stop_after(limit_s):
+                alone = trial.run(data)
+        except (Exception, time_limit.OutOfTime):  # at unusual values, a model can raise anything, or not return
+            continue
+        trial.require_unread(f"{describe(loaded.base)} {change}", data, alone, left, limit_s)
     loaded.held.restore()
 
 
@@ -170,14 +178,23 @@ class _Dropped:
         """Return what the last call left in dropped state."""
         return {p: value for p, value in self.loaded.held.changes().items() if p in self.loaded.kept.dropped}
 
-    def require_unread(self, name: str, data: Tensors, alone: Tensors, left: Mapping[Place, Any]) -> None:
-        """Raise ExportError if this call returns something else than `alone` from what another call left."""
+    def require_unread(
+        self, name: str, data: Tensors, alone: Tensors, left: Mapping[Place, Any], limit_s: float
+    ) -> None:
+        """Raise ExportError if this call returns something else than `alone` from what another call left.
+
+        So does a call that fails then, or takes longer than `limit_s`. A lack of memory says nothing about the model.
+        """
 
         def reads(some: Mapping[Place, Any]) -> bool:
             try:
-                return not alike(self.run(data, some), alone)
-            except Exception:  # a model may raise anything for a value that it does not expect
+                with time_limit.stop_after(limit_s):
+                    found = self.run(data, some)
+            except (Exception, time_limit.OutOfTime) as error:  # a model may not expect this value
+                if isinstance(error, ExporterError) or memory.ran_out(error):
+                    raise
                 return True
+            return not alike(found, alone)
 
         if reads(left):
             read = [path for path in left if reads({path: left[path]})]

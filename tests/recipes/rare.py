@@ -169,6 +169,24 @@ class hangover_in_a_number(_Rare):
             return x * 0 + float(loud or self.left > 0)
 
 
+class runs_out_of_memory_after_a_loud_input(_Rare):
+    class model(hangover_in_a_number.model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before, found = self.left, super().forward(x)
+            if self.left < before:
+                raise MemoryError("no room")
+            return found
+
+
+class hangs_after_a_loud_input(_Rare):
+    class model(hangover_in_a_number.model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before, found = self.left, super().forward(x)
+            while self.left < before:
+                pass
+            return found
+
+
 class in_numpy(_Rare):
     class model(nn.Module):
         def __init__(self) -> None:

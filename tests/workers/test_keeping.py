@@ -14,7 +14,7 @@ from recipes import rare
 from torch import nn
 
 from exporter import targets
-from exporter.core import probing
+from exporter.core import probing, time_limit
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
 from exporter.evidence import make_golden
@@ -46,9 +46,22 @@ def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path)
         prepared("of_two_modes", tmp_path)
 
 
-def test_a_number_that_only_unusual_values_read_is_refused(tmp_path: Path) -> None:
+def test_a_number_that_is_read_only_for_unusual_inputs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"reads left \(.*rare.py:\d+\) at batch=3 zeros, but not at its example"):
         prepared("hangover_in_a_number", tmp_path)
+
+
+def test_a_lack_of_memory_does_not_count_as_a_read(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError, match="no room"):
+        prepared("runs_out_of_memory_after_a_loud_input", tmp_path)
+
+
+def test_a_call_that_does_not_return_from_what_another_left_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_limit, "LEAST_S", 1.0)
+    with pytest.raises(ExportError, match=r"reads left \(.*rare.py:\d+\) at batch=3 zeros, but not at its example"):
+        prepared("hangs_after_a_loud_input", tmp_path)
 
 
 @pytest.mark.parametrize("recipe", ["table_that_grows", "average_that_nobody_reads", "scratch", "potential"])
