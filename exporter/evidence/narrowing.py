@@ -132,7 +132,7 @@ def violations(
 ) -> list[Sizes]:
     """Return sizes for the golden at which the model runs, but the program does not hold, or may not."""
     found = guards.violations(guards.conditions(captured.program, contract), base, contract.symbols)
-    found += [sizes for sizes in guards.together(contract, base) if sizes not in found]
+    found += [sizes for sizes in guards.joint_extremes(contract, base) if sizes not in found]
     return [sizes for sizes in found if _runs(module, inputs(sizes), device)]
 
 

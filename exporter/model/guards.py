@@ -75,7 +75,7 @@ def violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[
     return [one for one in _violations(holds, base, symbols) if _growth(one, base) <= FAR]
 
 
-def together(contract: Contract, base: Sizes) -> list[Sizes]:
+def joint_extremes(contract: Contract, base: Sizes) -> list[Sizes]:
     """Return all sizes at their least and all at their largest, if the contract cannot express a size of an input.
 
     Conditions on such a size, as on the sum of two, are not evaluated, and torch.export may decide them as if each size

@@ -33,9 +33,9 @@ def test_the_nearest_violations_of_each_symbol_and_of_combinations() -> None:
 def test_both_ends_of_all_sizes_together_if_one_of_them_has_no_expression() -> None:
     specs = [TensorSpec("x", "float32", ("a", dim)) for dim in ("b", None)]
     plain, sums = (Contract("m", (one,), (), RANGES) for one in specs)
-    assert guards.together(plain, BASE) == []
-    assert guards.together(sums, {**BASE, "c": 3}) == [{"a": 2, "b": 1, "c": 3}]  # the other end costs too much
-    assert guards.together(sums, {"a": 20, "b": 300}) == [{"a": 2, "b": 1}, {"a": 40, "b": 900}]
+    assert guards.joint_extremes(plain, BASE) == []
+    assert guards.joint_extremes(sums, {**BASE, "c": 3}) == [{"a": 2, "b": 1, "c": 3}]  # the other end costs too much
+    assert guards.joint_extremes(sums, {"a": 20, "b": 300}) == [{"a": 2, "b": 1}, {"a": 40, "b": 900}]
 
 
 def test_the_range_with_the_most_sizes_around_the_example() -> None:

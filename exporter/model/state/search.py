@@ -26,7 +26,8 @@ NOISE = 1e-6  # relative to the largest value: allowed difference between equal 
 TRIED = (1, 3, CALLS - 1)  # calls before which a value is reset, to see whether they read it
 NEAR, LARGE, CONTRARY = range(3)  # changes of a value
 LONG = 64  # length of a list that grows
-FIRST, LATER_FORM = "behaves differently in its first call, because of", "give it its later form from the start"
+_FIRST_CALL_DIFFERS = "behaves differently in its first call, because of"
+_GIVE_LATER_FORM = "give it its later form from the start"
 
 
 def unread(module: torch.nn.Module, state: State) -> str:
@@ -149,7 +150,7 @@ class _Search:
                     [path], f"keeps state whose size changes from call to call ({sizes}, …), in", REMEDY
                 )
         if not tensors:
-            raise self._refused(read, FIRST, REMEDY)
+            raise self._refused(read, _FIRST_CALL_DIFFERS, REMEDY)
         settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
         return self._with_initial(tensors, settled, tuple(dropped))
 
@@ -172,12 +173,14 @@ class _Search:
             if other := self.held.shared.get(path):
                 remedy = "keep it in one module that the others use, or clone it where it may differ"
                 raise self._refused([path], f"keeps state that shares its memory with {other}, in", remedy)
-        raise self._refused(paths, FIRST, LATER_FORM)
+        raise self._refused(paths, _FIRST_CALL_DIFFERS, _GIVE_LATER_FORM)
 
     def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
         own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
         if guessed := [p for p, first in zip(paths, own, strict=True) if first is None and p in self.unseen]:
-            raise self._refused(guessed, FIRST, LATER_FORM)  # no call would show that another value is wrong
+            raise self._refused(
+                guessed, _FIRST_CALL_DIFFERS, _GIVE_LATER_FORM
+            )  # no call would show that another value is wrong
         yield tuple(
             torch.zeros_like(later) if first is None else first for first, later in zip(own, after, strict=True)
         )
