@@ -135,6 +135,24 @@ class cache(_Recipe):
     inputs = staticmethod(lambda: torch.randn(1, 1, 8))
 
 
+class time_first(_Recipe):
+    """The last inputs, in a convolution that only torch's older ONNX exporter translates."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(3, 4, 8)), nn.Parameter(torch.randn(8))
+            self.register_buffer("last", torch.zeros(2, 1, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            window = torch.cat([self.last, x])
+            self.last.copy_(window[1:])
+            return torch.conv_tbc(window, self.weight, self.bias, 0)
+
+    sizes = {}
+    inputs = staticmethod(lambda: torch.randn(1, 1, 4))
+
+
 class statistics(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:
