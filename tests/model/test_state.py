@@ -119,6 +119,57 @@ def test_a_value_that_is_updated_for_no_output_is_not_state(recipe: Any, names: 
     assert (kept.paths, {snapshot.name(path) for path in kept.dropped}) == ((), names)
 
 
+def assigned(model: Any, x: torch.Tensor) -> None:
+    model.t = model.t.clone()
+
+
+def limited(model: Any, x: torch.Tensor) -> None:
+    model.t.clamp_(min=0)
+
+
+def rarely_set(model: Any, x: torch.Tensor) -> None:
+    model.t = torch.where(x.max() > 100, 5.0, model.t)
+
+
+def rarely_set_by_chance(model: Any, x: torch.Tensor) -> None:
+    model.t = torch.where(torch.rand(()) > 1, 5.0, model.t)
+
+
+def rarely_set_by_a_branch(model: Any, x: torch.Tensor) -> None:
+    model.t = torch.full((1,), 5.0) if x.max() > 100 else model.t.clone()
+
+
+@pytest.mark.parametrize(
+    ("update", "kept_names", "dropped"),
+    [
+        (assigned, (), ["t"]),
+        (limited, (), ["t"]),
+        (rarely_set, ("state.t",), []),
+        (rarely_set_by_chance, ("state.t",), []),
+        (rarely_set_by_a_branch, ("state.t",), []),
+    ],
+)
+def test_a_tensor_that_calls_write_with_the_same_value_is_a_constant(
+    update: Any, kept_names: tuple[str, ...], dropped: list[str]
+) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.t = torch.ones(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            update(self, x)
+            return x * self.t
+
+    class recipe:
+        load = staticmethod(lambda weights: Scaled())
+        inputs = staticmethod(lambda: torch.randn(2, 4))
+
+    _, _, _, kept = found(recipe)
+    assert kept is not None
+    assert (kept.names, [snapshot.name(path) for path in kept.dropped]) == (kept_names, dropped)
+
+
 OUTPUT, HELD, OTHER = "an output", "held", "other"
 
 

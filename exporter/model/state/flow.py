@@ -8,6 +8,7 @@ This file is long because memory, operators and reads by Python each have their 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -27,6 +28,8 @@ from exporter.model.state.snapshot import MISSING, Place
 from exporter.model.tensors import Tensors, parts
 
 Reached = dict[Place, set[Place | None]]  # what is computed from the value at a place; None: an output
+
+_VARYING: Place = (("varying", ""),)  # stands for inputs and random numbers
 
 PRECISE = 65_536  # elements; the parts of a larger storage are not distinguished one by one
 PARTS = 64  # number of overwritten parts to distinguish in it
@@ -78,9 +81,36 @@ def between(
         for place, tensor in _present(module, (*places, *others)):
             ends[place] = followed.named(followed.origins([tensor]))
         for end, origins in ends.items():
-            for place in origins:
+            for place in origins & reached.keys():
                 reached[place].add(end)
     return reached
+
+
+def fixed(
+    module: torch.nn.Module,
+    places: Collection[Place],
+    others: Collection[Place],
+    step: Callable[[int], Tensors],
+    numbers: Iterable[int],
+) -> set[Place]:
+    """Return those of these places whose values these calls compute from values at such places and constants alone.
+
+    Inputs of the module, random numbers and the values at `others` are no constants.
+    """
+    found = set(places)
+    for number in numbers:
+        followed = _Followed()
+        for place, tensor in _present(module, (*places, *others)):
+            followed.begin(place, tensor)
+        with followed.varying_inputs(module), followed, _HandedOut(followed):
+            step(number)
+        ends = {place: followed.named(followed.origins([tensor])) for place, tensor in _present(module, places)}
+        found &= ends.keys() if followed.called else set()
+        while wrong := {place for place in found if not ends[place] <= found}:
+            found -= wrong
+        if not followed.named(followed.read) <= found:
+            return set()
+    return found
 
 
 def _present(module: torch.nn.Module, places: Iterable[Place]) -> Iterator[tuple[Place, torch.Tensor]]:
@@ -176,7 +206,8 @@ class _Followed(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.read = 0
         self.checking = False
-        self._bits: dict[Place, int] = {}
+        self.called = False
+        self._bits: dict[Place, int] = {_VARYING: 1}
         self._memory: dict[int, _Memory] = {}
         self._known = {0: 0}
         self._most = FORGET
@@ -193,6 +224,21 @@ class _Followed(TorchDispatchMode):
                 found |= memory.origins(part)
         return found
 
+    @contextlib.contextmanager
+    def varying_inputs(self, module: torch.nn.Module) -> Iterator[None]:
+        """Follow the inputs of a module too, as those of a place of their own."""
+
+        def begin(_: Any, args: Any, kwargs: Any) -> None:
+            self.called = True
+            for tensor in _tensors((args, kwargs)):
+                self.begin(_VARYING, tensor)
+
+        handle = module.register_forward_pre_hook(begin, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
     def named(self, origins: int) -> set[Place]:
         """Return the places that bits stand for."""
         return {place for place, bit in self._bits.items() if bit & origins}
@@ -207,6 +253,8 @@ class _Followed(TorchDispatchMode):
         unread = [*replaced, *_unread(func, args)]
         given = _tensors((args, kwargs))
         origins = self.origins(one for one in given if not any(one is other for other in unread))
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            origins |= self._bits[_VARYING]
         if _asserts(func):
             origins = 0
         before = {_key(part) for one in given for part in parts(one)}

@@ -76,6 +76,7 @@ class _Search:
         self.written: set[Place] = set()  # places that every call of some kind writes to
         self.limit_s = time_limit.LEAST_S  # of calls with values that a model may not expect
         self.reached: flow.Reached = {}  # what ends up different if a place changes
+        self.fixed: set[Place] = set()  # written places that keep their values in every call
         self.unseen: set[Place] = set()  # what outputs are computed from, although no change of it changed one
 
     def state(self) -> State | None:
@@ -83,8 +84,9 @@ class _Search:
             return None
         changed = list(dict.fromkeys(path for left in self.left for path in left))
         rewritten = self._rewritten()
+        self.fixed = self._fixed(changed)
         live = self._live(changed)
-        changed = list(dict.fromkeys((*changed, *live, *rewritten)))
+        changed = list(dict.fromkeys((*changed, *live, *rewritten, *self.fixed)))
         order = {path: index for index, (path, _) in enumerate(snapshot.leaves(self.module))}
         changed.sort(key=lambda path: order.get(path, len(order)))
         if not changed:
@@ -238,7 +240,7 @@ class _Search:
         longer than the sequence, a counter below its limit, a list still short, or a flag not yet set. Places from
         which an output is computed are live too, because other inputs may show what these calls hide.
         """
-        candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written]
+        candidates = [path for path, _ in snapshot.leaves(self.module) if path in self.written - self.fixed]
         candidates += [path for path in changed if path not in candidates and self._is_number(path)]
         growing = self._growing(changed)
         candidates += growing
@@ -266,6 +268,20 @@ class _Search:
                 return flow.between(self.module, unknown, self.step, range(1, CALLS), shown)
         except (Exception, time_limit.OutOfTime):  # it may not run operator by operator, or what is unknown may matter
             return {path: {None} for path in unknown if self._has_one_form(path)}
+
+    def _fixed(self, changed: list[Place]) -> set[Place]:
+        """Return tensors that calls write but that keep their values: they are computed from themselves alone."""
+        own = {path for path, value in self.held.initial.items() if isinstance(value, torch.Tensor)}
+        written = [path for path in own & self.written if path not in changed]
+        others = all(path in own and isinstance(one, torch.Tensor) for left in self.left for path, one in left.items())
+        if not written or not others:
+            return set()
+        self.held.restore()
+        try:
+            with time_limit.stop_after(CALLS * self.limit_s):
+                return flow.fixed(self.module, written, changed, self.step, range(CALLS))
+        except (Exception, time_limit.OutOfTime):  # a model may not run operator by operator
+            return set()
 
     def _is_kept(self, path: Place) -> bool:
         """Return whether a value is kept: in a buffer, or in a tensor that is computed from its former value."""
