@@ -42,8 +42,8 @@ CAUSES = (
             r"(?:UnsupportedOperatorException: )?aten\.(?:_nested_tensor|_to_sparse|_to_dense|sparse_)",
         ),
         "A tensor is sparse, nested or quantized, and this target supports only dense ones",
-        "export the dense float model, and quantize it with the tools of the target's runtime; only multiply by a "
-        "constant sparse matrix",
+        "export the float model, and let exporter quantize it (compile@int8, onnx@int8, trace@int8); of sparse "
+        "tensors, only a constant matrix that is multiplied can be exported",
     ),
     Cause(
         "custom-operator-onnx",
