@@ -437,7 +437,7 @@ def test_a_model_that_takes_its_state_as_inputs_is_not_blamed(inquire: Any) -> N
 
 
 def test_the_command_names_what_a_trace_bakes_in(cli: Cli, tmp_path: Path) -> None:
-    done = cli("bisect", recipe_path("defects:branch"), "trace", "--out", tmp_path / "found")
+    done = cli("bisect", recipe_path("defects:loop"), "trace", "--out", tmp_path / "found")
     assert done.code == 1
     assert "constant baked in" in done.out
     assert "defects.py" in done.out
