@@ -326,7 +326,11 @@ def test_a_stopped_run_ends_its_children(bundle: Path, number: signal.Signals) -
     """The last good bundle does not change. The process that drives the run does not import torch, so it is small."""
     before = (bundle / "manifest.json").read_bytes()
     words = ["export", recipe_path("broken:trace_hangs"), "--targets", "trace", "--no-bench", "--out", bundle]
-    process = start_cli(*words)
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and a child process inherits that
+    try:
+        process = start_cli(*words)
+    finally:
+        signal.signal(signal.SIGHUP, usual)
     with process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)  # otherwise a failure here would wait for the model that hangs
         wait_for(lambda: (bundle.parent / f".{bundle.name}.staging" / "logs" / "trace.log").exists())
