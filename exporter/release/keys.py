@@ -157,7 +157,6 @@ class _Finder(ModuleFinder):
             return
         names, strings = _read(co)
         files = (os.path.join(os.path.dirname(m.__file__), text) for text in strings)  # noqa: PTH118, PTH120
-        # Path.is_file raises OSError for long strings
         self.named |= {Path(file) for file in files if _is_kept_file(file)}
         for text in strings if names & IMPORTERS else ():
             name = text.lstrip(".")
@@ -168,6 +167,7 @@ class _Finder(ModuleFinder):
 def _is_kept_file(path: str) -> bool:
     """Return whether a path names a file that can be read and that a file system keeps, unlike /proc."""
     transient = path.startswith(("/proc/", "/sys/", "/dev/"))
+    # Path.is_file raises OSError for long strings
     return not transient and os.path.isfile(path) and os.access(path, os.R_OK)  # noqa: PTH113
 
 

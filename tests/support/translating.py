@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -41,3 +41,14 @@ def translated(
     assert "from the exported program" in made.notes[0], made.notes[0]
     session = targets.get("onnx").load(folder / "model.onnx", Options())
     return module, lambda other: session.run((other,))
+
+
+def require_same(
+    function: Function, sizes: dict[str, Range], others: Iterable[tuple[int, ...]], folder: Path, rtol: float
+) -> None:
+    """Compare a function of a tensor with the last dimensions `sizes`, 2x4x5 in the example, with its ONNX model."""
+    module, run = translated(function, torch.randn(2, 4, 5), sizes, folder)
+    for shape in others:
+        x = torch.randn(shape)
+        for got, wanted in zip(run(x), module(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=rtol, atol=rtol / 10)

@@ -180,9 +180,8 @@ class _Search:
     def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
         own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
         if guessed := [p for p, first in zip(paths, own, strict=True) if first is None and p in self.unseen]:
-            raise self._refused(
-                guessed, _FIRST_CALL_DIFFERS, _GIVE_LATER_FORM
-            )  # no call would show that another value is wrong
+            # No call would show that another value is wrong.
+            raise self._refused(guessed, _FIRST_CALL_DIFFERS, _GIVE_LATER_FORM)
         yield tuple(
             torch.zeros_like(later) if first is None else first for first, later in zip(own, after, strict=True)
         )
