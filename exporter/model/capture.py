@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from exporter.core.parity_records import SizeLimit
 from exporter.core.size_range import Range
 from exporter.model import (
     causal_masks,
+    clamped_slices,
     counted_results,
     differentiation,
     distributions,
@@ -53,6 +55,8 @@ from exporter.model.tensors import Tensors
 # In torch.export's error if the code restricts a size further than requested; the second form has no details.
 VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
 Made = TypeVar("Made")
+# A program, what torch.export fixed, and the lines of checks of values that the program leaves out.
+Watched = tuple[torch.export.ExportedProgram, fixed_dims.Specializations, dict[str, None]]
 Samples = tuple[list[Tensors], list[Tensors]]  # the recipe's samples, and generated ones
 
 
@@ -215,7 +219,39 @@ def capture(
     """
     export = functools.partial(_export, strict=strict)
     passed = value_checks.passed if checks_pass else _no_checks
-    run = functools.partial(_watched, export, passed, module, example, contract)
+    slices = clamped_slices.Slices()
+    run = functools.partial(_watched, export, passed, slices, module, example, contract)
+    attempt = functools.partial(_attempt, run, module, example, contract, strict)
+    error = None
+    try:
+        made = attempt()
+    except ExportError as raised:
+        if strict or not slices.seen:
+            raise
+        error = raised
+    if slices.seen and not strict and (error or made[1].relaxed):
+        slices.rewritten = True
+        with contextlib.suppress(ExportError):
+            other = attempt()
+            better = error is not None or _room(other[0], contract) > _room(made[0], contract)
+            if better and _agrees(other[0], module, example):
+                made, error = other, None
+    if error is not None:
+        raise error from error.__cause__
+    program, found, checks = made
+    mutation.require_known(program)
+    _begin_slices(program)
+    program_sizes.bound_unnamed(program, contract)
+    floor_division.make_exact(program)
+    place = functools.partial(found.place, contract)
+    bounds = _allowed(program, contract)
+    return Captured(program, found.fixed(contract), bounds, found.rules, found.relaxed, place, tuple(checks))
+
+
+def _attempt(
+    run: Callable[..., Watched], module: torch.nn.Module, example: Tensors, contract: Contract, strict: bool
+) -> Watched:
+    """Export with constants followed if the code needs values, and with Python's builtins replaced if that helps."""
     with contextlib.ExitStack() as stack:
         try:
             last = run({})
@@ -228,23 +264,22 @@ def capture(
                 last = run({})
             except ExportError:
                 raise error from error.__cause__
-        program, found, checks = last
+        found = last
         callers: dict[int, dict[str, Any]] = {}
-        while found.fixed(contract) and not last[1].callers.keys() <= callers.keys():
+        while found[1].fixed(contract) and not last[1].callers.keys() <= callers.keys():
             callers |= last[1].callers
             try:
                 last = run(callers)
             except ExportError:  # a module may need Python's own functions
                 break
-            if len(last[1].fixed(contract)) < len(found.fixed(contract)) and _agrees(last[0], module, example):
-                program, found, checks = last
-    mutation.require_known(program)
-    _begin_slices(program)
-    program_sizes.bound_unnamed(program, contract)
-    floor_division.make_exact(program)
-    place = functools.partial(found.place, contract)
-    bounds = _allowed(program, contract)
-    return Captured(program, found.fixed(contract), bounds, found.rules, found.relaxed, place, tuple(checks))
+            if len(last[1].fixed(contract)) < len(found[1].fixed(contract)) and _agrees(last[0], module, example):
+                found = last
+    return found
+
+
+def _room(program: torch.export.ExportedProgram, contract: Contract) -> int:
+    """Return how many of the promised combinations of sizes the program allows."""
+    return math.prod(len(bounds.sizes) for bounds in {**contract.symbols, **_allowed(program, contract)}.values())
 
 
 def _begin_slices(program: torch.export.ExportedProgram) -> None:
@@ -262,11 +297,12 @@ def _no_checks() -> contextlib.AbstractContextManager[dict[str, None]]:
 def _watched(
     export: Callable[..., torch.export.ExportedProgram],
     passed: Callable[[], contextlib.AbstractContextManager[dict[str, None]]],
+    slices: clamped_slices.Slices,
     module: torch.nn.Module,
     example: Tensors,
     contract: Contract,
     callers: dict[int, dict[str, Any]],
-) -> tuple[torch.export.ExportedProgram, fixed_dims.Specializations, dict[str, None]]:
+) -> Watched:
     """Return a program, what torch.export fixed, and the lines of checks of values that the program leaves out.
 
     In the modules `callers`, Python's builtins keep sizes.
@@ -275,6 +311,7 @@ def _watched(
         fixed_dims.watch(_export_somehow.__name__) as found,
         passed() as checks,
         sizes_in_builtins.kept(callers.values()),
+        slices.watched(),
     ):
         return _export_somehow(export, module, example, contract, found), found, checks
 

@@ -67,7 +67,7 @@ def _find_state(loaded: LoadedModel, device: str) -> None:
     kinds = [_given(loaded, loaded.base)]
     step = _steps(loaded, _plain(loaded), kinds, device)
     _follow_programs(loaded, step)
-    found = _search(loaded, kinds, device)
+    found = _search_hooked(loaded, kinds, step, device)
     _require_repeatable(loaded, step, found)
     if found is None:
         return
@@ -78,6 +78,27 @@ def _find_state(loaded: LoadedModel, device: str) -> None:
         loaded.held.restore()
         loaded.carry(found.without(unread))
     _warn(loaded)
+
+
+def _search_hooked(loaded: LoadedModel, kinds: Sequence[list[Tensors]], step: Call, device: str) -> State | None:
+    """Return the state. If the first call registers hooks, keep them, unless the first call then returns another."""
+    try:
+        found = _search(loaded, kinds, device)
+    except ExportError:
+        if not loaded.held.hooked:
+            raise
+    if not loaded.held.hooked:
+        return found
+    before = loaded.held
+    wanted = step(0)
+    loaded.set_up(device)
+    same = alike(step(0), wanted)
+    loaded.held.restore()
+    if not same:
+        before.restore()
+        loaded.held = before
+        return _search(loaded, kinds, device)
+    return replace(_search(loaded, kinds, device) or State((), ()), hooked=True)
 
 
 def _follow_elsewhere(loaded: LoadedModel, device: str) -> bool:
@@ -124,7 +145,8 @@ def _take_in(loaded: LoadedModel, device: str, unknown: list[Place], given: list
     now = found if joined else kept
     dropped = dict.fromkeys((*now.dropped, *kept.dropped, *unknown))
     read = now.known - frozenset(now.dropped)
-    loaded.carry(replace(now, dropped=tuple(path for path in dropped if path not in read)))
+    unread = tuple(path for path in dropped if path not in read)
+    loaded.carry(replace(now, dropped=unread, hooked=kept.hooked))
     return joined
 
 

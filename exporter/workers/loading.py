@@ -20,6 +20,7 @@ from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.model import checkpoint, differentiation, examples, flattening, ranges, recipes
 from exporter.model.differentiation import Recording
+from exporter.model.state import first_call
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
@@ -68,6 +69,12 @@ class LoadedModel:
     def carry(self, state: State) -> None:
         """Make the module a function of the inputs and of this state."""
         self.module = StatefulModule(self.module.model, self.module.example, state, self.module.leave_out).eval()
+
+    def set_up(self, device: str) -> None:
+        """Make a first call, and from then on keep the hooks that it registers."""
+        plain = flattening.FlatModule(self.module.model, self.module.example, self.module.leave_out).eval()
+        data = self.inputs(self.base, 0)
+        self.held = first_call.set_up(plain.model, self.held, lambda: eager.run(plain, data, device))
 
     def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> Tensors:
         """Return the module's arguments: the inputs, and the initial state if there is one."""
@@ -190,7 +197,10 @@ def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:
         differentiation.note(loaded.module.model, Recording[job.recording_file.read_text()])
     if job.state_file.is_file():
         interpret(loaded.module.model)
-        loaded.carry(states.load(job.state_file))
+        state = states.load(job.state_file)
+        if state.hooked:
+            loaded.set_up(job.options.device)
+        loaded.carry(state)
     return loaded
 
 

@@ -131,6 +131,42 @@ class plan(_Rare):
             return x * self.plan.factor
 
 
+class hooks_from_the_first_call(_Rare):
+    """Records a hidden state in a hook that it registers in its first call, as transformers does."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+            self.ready = False
+            self.seen: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            if not self.ready:
+                self.mix.register_forward_hook(lambda module, args, output: self.seen.append(output))
+                self.ready = True
+            self.seen.clear()
+            y = self.mix(x).relu()
+            return (y, *self.seen)
+
+
+class another_first_output(hooks_from_the_first_call):
+    """Registers a hook after what it observes, so that the first call returns something else."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+            self.ready = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x)
+            if not self.ready:
+                self.mix.register_forward_hook(lambda module, args, output: output * 2)
+                self.ready = True
+            return y
+
+
 class Plan:
     def __init__(self, factor: torch.Tensor) -> None:
         self.factor = factor

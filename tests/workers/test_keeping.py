@@ -20,6 +20,7 @@ from exporter.core.errors import ExportError
 from exporter.evidence import make_golden
 from exporter.model import flattening, recipes
 from exporter.model.capture import export_program
+from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Snapshot, name
 from exporter.workers import keeping, loading
 from exporter.workers.messages import Job
@@ -27,9 +28,13 @@ from exporter.workers.messages import Job
 RARE = Path(rare.__file__)
 
 
-def prepared(recipe: str, folder: Path) -> tuple[loading.LoadedModel, Contract]:
+def job_of(recipe: str, folder: Path) -> Job:
     source = recipes.find(f"{RARE}:{recipe}")
-    job = Job(source.label, source, folder, targets.Options(threads=1), weights="random")
+    return Job(source.label, source, folder, targets.Options(threads=1), weights="random")
+
+
+def prepared(recipe: str, folder: Path) -> tuple[loading.LoadedModel, Contract]:
+    job = job_of(recipe, folder)
     loaded = loading.load_model(job)
     return loaded, keeping.find(job, loaded)
 
@@ -78,6 +83,26 @@ def test_an_object_made_by_the_first_call_is_removed_as_a_whole(tmp_path: Path) 
     example = loaded.inputs(loaded.base, 0)
     assert torch.equal(loaded.module(*example)[0], loaded.module(*example)[0])
     assert loaded.module.model.plan is None
+
+
+def test_hooks_that_the_first_call_registers_are_kept(tmp_path: Path) -> None:
+    loaded, found = prepared("hooks_from_the_first_call", tmp_path)
+    assert found.state is None
+    assert [spec.name for spec in found.outputs] == ["output0", "output1"]
+    assert loaded.kept.hooked
+    example = loaded.inputs(loaded.base, 0)
+    for _ in range(2):
+        outputs = loaded.module(*example)
+        torch.testing.assert_close(outputs[0], outputs[1].relu())
+    states.save(loaded.kept, job_of("hooks_from_the_first_call", tmp_path).state_file)
+    again = loading.load_model(job_of("hooks_from_the_first_call", tmp_path))  # as a process that exports loads it
+    assert again.module.model.ready
+    torch.testing.assert_close(again.module(*example), outputs)
+
+
+def test_a_hook_that_the_first_call_does_not_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"ready \(.*rare.py:\d+\)"):
+        prepared("another_first_output", tmp_path)
 
 
 def test_calls_in_which_the_model_fails_count_for_nothing(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ _FOREIGN = re.compile(
 )
 SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _KEPT = ("_buffers", "_modules", "_parameters")
+_HOOKS = tuple(name for name, value in vars(torch.nn.Module()).items() if name in _OWN and isinstance(value, dict))
 
 
 class Form:
@@ -58,6 +59,8 @@ class Form:
 class Snapshot:
     """What a module held at construction. Parameters are watched, not copied: a changed one cannot be restored.
 
+    `hooked` says whether `restore` ever had to remove or add hooks, because a call had registered or removed some.
+
     Reference: `torch.Tensor._version` counts a tensor's changes in place.
     """
 
@@ -72,12 +75,18 @@ class Snapshot:
         self._marks = {path: _mark(v) for path, v in self.initial.items() if isinstance(v, torch.Tensor)}
         self.shared = _shared(module)
         self._containers = [one for one in _containers(module, {}).values() if one[1] is not None]
+        self._hooks = hooks(module)
+        self.hooked = False
 
     def restore(self, form: Form | None = None) -> None:
         """Restore everything; tensors may get another form."""
         form = form or Form()
         for value, content in self._containers:
             _refill(value, content)
+        for held, content in self._hooks:
+            if held != content:
+                self.hooked = True
+                _refill(held, content)
         for path, value in self.initial.items():
             if path[-1][0] == "script" and not isinstance(value, torch.Tensor):
                 put(self.module, path, value)
@@ -118,6 +127,12 @@ def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
         return ()
     addresses = (part.data_ptr() for part in parts(tensor))
     return (*addresses, tensor._version, tensor.shape, tensor.dtype)
+
+
+def hooks(module: torch.nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """Return the dictionaries of hooks of all modules, each with a copy of its content."""
+    held = [vars(one).get(name) for one in module.modules() for name in _HOOKS]
+    return [(one, dict(one)) for one in held if isinstance(one, dict)]
 
 
 def tensors(module: torch.nn.Module) -> dict[Place, tuple[torch.Tensor, tuple[Any, ...]]]:

@@ -36,7 +36,8 @@ class State:
 
     `initial` has one tensor for each of `paths`, with size 1 in dimensions that follow the sizes of a call. `settled`
     are plain values as they are from the second call on. `dropped` are values that change but are never read.
-    `doubted` are those of `paths` that no observed call read, but that are not proven to be unread.
+    `doubted` are those of `paths` that no observed call read, but that are not proven to be unread. `hooked` says
+    whether the first call registers hooks, which are to be kept (see `exporter.model.state.first_call`).
     """
 
     paths: tuple[Place, ...]
@@ -44,6 +45,7 @@ class State:
     settled: tuple[tuple[Place, Any], ...] = ()
     dropped: tuple[Place, ...] = ()
     doubted: tuple[Place, ...] = ()
+    hooked: bool = False
 
     @property
     def known(self) -> frozenset[Place]:
@@ -55,9 +57,9 @@ class State:
         kept = [(path, tensor) for path, tensor in zip(self.paths, self.initial, strict=True) if path not in unread]
         dropped = self.dropped + tuple(path for path in unread if path not in self.dropped)
         if not kept:
-            return State((), (), dropped=(*(path for path, _ in self.settled), *dropped))
+            return State((), (), dropped=(*(path for path, _ in self.settled), *dropped), hooked=self.hooked)
         paths, initial = zip(*kept, strict=True)
-        return State(paths, initial, self.settled, dropped)
+        return State(paths, initial, self.settled, dropped, hooked=self.hooked)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -160,7 +162,7 @@ def _outermost(module: torch.nn.Module, path: Place) -> Place:
 
 def save(state: State, path: Path) -> None:
     """Write the state for other processes of the same run."""
-    torch.save((state.paths, state.initial, state.settled, state.dropped), path)
+    torch.save((state.paths, state.initial, state.settled, state.dropped, (), state.hooked), path)
 
 
 def load(path: Path) -> State:

@@ -1,0 +1,125 @@
+"""Slices such as `x[:, -8:]` and `x[:, :8]`, which take all of a dimension that has fewer than 8 elements.
+
+torch.export decides by the example which of the two cases it is, and narrows the range of the size accordingly. Written
+as a selection of `min(size, 8)` elements, one program has both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+GetItem = Callable[[torch.Tensor, Any], Any]
+
+
+@dataclass
+class Slices:
+    """What slices of symbolic sizes there are, and whether they are rewritten.
+
+    A rewritten slice is a copy and not a view, so a write to it does not reach the tensor.
+    """
+
+    seen: bool = False
+    rewritten: bool = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note within this context whether there are such slices, and rewrite them if asked to."""
+        usual: GetItem = torch.Tensor.__getitem__
+
+        def take(tensor: torch.Tensor, index: Any) -> Any:
+            items = list(index) if isinstance(index, tuple) else [index]
+            for place, axis in _slices(tensor, items):
+                if selection := _selection(items[place], tensor.shape[axis], tensor.device):
+                    self.seen = True
+                    if self.rewritten:
+                        tensor = tensor.index_select(axis, selection())
+                        items[place] = slice(None)
+            return usual(tensor, tuple(items) if isinstance(index, tuple) else items[0])
+
+        with mock.patch.object(torch.Tensor, "__getitem__", take):
+            yield
+
+
+def _slices(tensor: torch.Tensor, items: list[Any]) -> list[tuple[int, int]]:
+    """Return the place of each slice among the items, and the dimension that it slices.
+
+    Returns none if an item is neither a slice, a number, None, an ellipsis nor a tensor of indices.
+    """
+    if not any(isinstance(item, slice) for item in items):
+        return []
+    widths = [_width(item) for item in items]
+    if None in widths or sum(item is Ellipsis for item in items) > 1:
+        return []
+    rest = tensor.dim() - sum(width or 0 for width in widths)
+    found, axis = [], 0
+    for place, (item, width) in enumerate(zip(items, widths, strict=True)):
+        if isinstance(item, slice):
+            found.append((place, axis))
+        axis += rest if item is Ellipsis else width or 0
+    return found if rest >= 0 else []
+
+
+def _width(item: Any) -> int | None:
+    """Return how many dimensions an item of an index consumes; None if that is not known."""
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, torch.Tensor):
+        return None if item.dtype in (torch.bool, torch.uint8) else 1
+    return 1 if isinstance(item, (slice, int, torch.SymInt)) and not isinstance(item, bool) else None
+
+
+def _selection(item: slice, size: Any, device: torch.device) -> Callable[[], torch.Tensor] | None:
+    """Return a function that makes the indices that a slice selects; None if it is no slice of this kind."""
+    step = 1 if item.step is None else item.step
+    if not isinstance(size, torch.SymInt) or not isinstance(step, int) or step < 1:
+        return None
+    start, stop = (0 if item.start is None else item.start), item.stop
+    clamped = [_is_clamped(bound, size) for bound in (start, stop)]
+    if not any(clamped):
+        return None
+
+    def make() -> torch.Tensor:
+        first = _resolved(start, size)
+        length: Any
+        if stop is None and clamped[0] and statically_known_true(start < 0):
+            length = torch.sym_min(size, -start)
+        elif isinstance(start, int) and start == 0:
+            length = _resolved(stop, size)
+        else:
+            length = torch.sym_max((size if stop is None else _resolved(stop, size)) - first, 0)
+        indices: torch.Tensor = torch.arange((length + step - 1) // step, device=device) * step + first
+        return indices
+
+    return make
+
+
+def _is_clamped(bound: Any, size: Any) -> bool:
+    """Return whether a bound of a slice lies inside a dimension of some sizes, and outside one of others."""
+    if isinstance(bound, torch.SymInt):
+        symbols = bound.node.expr.free_symbols
+        if not symbols or not symbols <= size.node.expr.free_symbols:
+            return False  # sizes that do not depend on each other
+    elif not isinstance(bound, int):
+        return False
+    if statically_known_true(bound >= 0):
+        return not (statically_known_true(bound <= size) or statically_known_true(bound >= size))
+    if statically_known_true(bound < 0):
+        return not (statically_known_true(-bound <= size) or statically_known_true(-bound >= size))
+    return False
+
+
+def _resolved(bound: Any, size: Any) -> Any:
+    """Return the index that a bound stands for, from 0 to the size."""
+    negative = statically_known_true(bound < 0)
+    if not _is_clamped(bound, size):
+        if negative:
+            return size + bound if statically_known_true(-bound <= size) else 0
+        return bound if statically_known_true(bound <= size) else size
+    return torch.sym_max(size + bound, 0) if negative else torch.sym_min(size, bound)
