@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,12 @@ _OPERATORS = (OperatorBase, OpOverloadPacket, type)
 
 
 def count(call: Callable[[], object]) -> int:
-    """Return the number of floating-point operations of `call`, which computes as usual."""
-    with _Counter(display=False) as counter:
+    """Return the number of floating-point operations of `call`, which computes as usual.
+
+    If the call cannot be counted, as that of torch's flex_attention outside torch.compile, these are the operations
+    until then.
+    """
+    with _Counter(display=False) as counter, contextlib.suppress(Exception):
         call()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # the counter made torch.cond compile, which torch 2.11 does not undo

@@ -18,7 +18,7 @@ from exporter.core.parity_records import SizeLimit
 from exporter.model import sizes_in_builtins
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
-_CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:\w+)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_CREATED = re.compile(r"create_symbol (\w+) = (\d+) for L\['(?:tensors|inputs)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _GUARD = re.compile(r"eval (?:\[guard suppressed\] )?(.+?) \[guard added\]")
 _STEP = re.compile(r"^\s*(\w+) = (\d+)\*_\1(?: ([+-]) (\d+))?$", re.MULTILINE)  # in the fixes that an error suggests
 _FIXED = re.compile(r"set_replacement (\w+) = (\d+) ")

@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch._decomp import decompositions
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from exporter.model import inverse_stft
@@ -22,6 +23,8 @@ from exporter.model import inverse_stft
 Function = Callable[..., Any]
 REMAINDERS = ("remainder", "__mod__")  # ONNX has no translation of them for a symbolic number
 NUMBERS = (*REMAINDERS, "mul", "__mul__", "__rmul__", "div", "__truediv__")  # the others fail in inductor if complex
+_EITHER_WAY = "use_mm_for_euclid_dist_if_necessary"  # the default of torch.cdist
+_FEW = 25  # points, up to which torch.cdist subtracts by default
 POOLS: dict[str, Any] = {"avg": torch.mean, "max": torch.amax}
 
 
@@ -57,6 +60,7 @@ def traced() -> Iterator[None]:
         for name in ("tril_indices", "triu_indices"):
             stack.enter_context(mock.patch.object(torch, name, _triangle(getattr(torch, name), name[:4] == "triu")))
         stack.enter_context(mock.patch.object(torch.Tensor, "unfold", _unfolded(torch.Tensor.unfold)))
+        stack.enter_context(mock.patch.object(torch, "cdist", _distances(torch.cdist)))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
                 name = f"{kind}_pool{dims}d"
@@ -214,6 +218,21 @@ def _unfolded(usual: Function) -> Function:
         place = torch.arange(count, device=tensor.device)[:, None] * step + torch.arange(size, device=tensor.device)
         windows = tensor.index_select(axis, place.flatten()).unflatten(axis, (count, size))
         return windows.movedim(axis + 1, -1)
+
+    return call
+
+
+def _distances(usual: Function) -> Function:
+    """Return a cdist that computes in one way for any number of points; torch's takes products for more than 25."""
+
+    def call(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = _EITHER_WAY) -> torch.Tensor:
+        counts: tuple[Any, Any] = (x1.shape[-2], x2.shape[-2])
+        many = any(statically_known_true(count > _FEW) for count in counts)
+        few = all(statically_known_true(count <= _FEW) for count in counts)
+        if compute_mode == _EITHER_WAY and not many and not few:
+            compute_mode = "donot_use_mm_for_euclid_dist"
+        found: torch.Tensor = usual(x1, x2, p, compute_mode)
+        return found
 
     return call
 

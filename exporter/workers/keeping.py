@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from exporter.core import memory, time_limit
@@ -31,6 +34,8 @@ from exporter.workers.loading import LoadedModel, find_contract, interpret
 from exporter.workers.messages import Job
 
 REPEATED = 4  # number of equal calls in a row
+DRAWN = 200  # number of them if the model draws random numbers without torch
+DRAWN_S = 5.0  # seconds that they may take
 
 
 def find(job: Job, loaded: LoadedModel) -> Contract:
@@ -302,19 +307,42 @@ def _warn(loaded: LoadedModel) -> None:
 
 
 def _require_repeatable(loaded: LoadedModel, step: Call, found: State | None) -> None:
-    """Raise ExportError if equal calls return different outputs although the state that was found is restored."""
-    outputs = []
-    for _ in range(REPEATED):
+    """Raise ExportError if equal calls return different outputs although the state that was found is restored.
+
+    A model that draws random numbers without torch is called more often, because a draw may matter rarely.
+    """
+
+    def call() -> Tensors:
         if found is not None and found.paths:
             loaded.held.restore()
-        outputs.append(step(0))
+        return step(0)
+
+    before, started = _generators(), time.perf_counter()
+    first, calls = call(), 1
+    drawn = _generators() != before
+    while calls < REPEATED or (drawn and calls < DRAWN and time.perf_counter() - started < DRAWN_S):
+        again = call()
+        calls += 1
+        if len(first) != len(again) or not all(map(carrying.agree, first, again)):
+            loaded.held.restore()
+            raise ExportError(
+                "the model returns different outputs for equal calls, but no changed state was found in it: perhaps it "
+                "keeps state in a global, a closure, an iterator or a NumPy array, or draws random numbers without "
+                "torch",
+                REMEDY,
+            )
     loaded.held.restore()
-    if not all(len(outputs[0]) == len(o) and all(map(carrying.agree, outputs[0], o)) for o in outputs):
-        raise ExportError(
-            "the model returns different outputs for equal calls, but no changed state was found in it: perhaps it "
-            "keeps state in a global, a closure, an iterator or a NumPy array, or draws random numbers without torch",
-            REMEDY,
+    if drawn:
+        loaded.warnings.append(
+            f"the model draws random numbers from Python or NumPy; {calls} calls returned the same, and artifacts keep "
+            "what one call drew"
         )
+
+
+def _generators() -> tuple[object, ...]:
+    """Return the state of the random number generators of Python and NumPy."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
 def _follow_programs(loaded: LoadedModel, step: Call) -> None:

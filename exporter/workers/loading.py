@@ -20,7 +20,7 @@ from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.model import checkpoint, differentiation, examples, flattening, ranges, recipes
 from exporter.model.differentiation import Recording
-from exporter.model.state import first_call
+from exporter.model.state import first_call, snapshot
 from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Place, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
@@ -182,6 +182,7 @@ def load_model(job: Job) -> LoadedModel:
     trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    snapshot.detach(model)
     if named:
         recipe = examples.with_dims(recipe, model, named)
     base, symbols = _choose_sizes(recipe, job)

@@ -594,6 +594,8 @@ RECORDED = [
         "higher-order-operator",
         "RuntimeError: Detected that you are using FX to torch.jit.trace a dynamo-optimized function.",
     ),
+    # torch.jit.trace of torch's flex_attention.
+    ("higher-order-operator", "RuntimeError: Unsupported value kind: Tensor"),
     # torch.jit.script of torch 2.14; earlier versions accept it.
     (
         "autograd-function",

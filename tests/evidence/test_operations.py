@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.commands import Run
+from torch.nn.attention import flex_attention
 from torch.utils import _pytree as pytree
 
 from exporter.evidence import operations
@@ -67,6 +68,16 @@ def test_a_call_that_computes_gradients_is_counted() -> None:
     layer = torch.nn.Linear(4, 4)
     x = torch.randn(3, 4)
     assert operations.count(lambda: torch.func.vmap(torch.func.grad(energy))(x)) == 2 * ONCE
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_a_call_that_cannot_be_counted_is_counted_until_then() -> None:
+    x = torch.randn(1, 2, 4, 4)
+
+    def call() -> torch.Tensor:
+        return flex_attention.flex_attention(x @ x, x, x, score_mod=lambda score, *place: score + 1)
+
+    assert operations.count(call) == 2 * 2 * 4**3
 
 
 @pytest.mark.parametrize("name", ["while_loop", "scanned", "mapped"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ExportError
@@ -148,6 +149,24 @@ def test_an_error_of_the_model_has_a_remedy(arguments: dict[str, torch.Tensor], 
     with pytest.raises(ExportError, match="the model fails at batch=2") as raised, eager.naming("batch=2"):
         torch.nn.Linear(4, 2)(**arguments)
     assert remedy in raised.value.remedy
+
+
+class Flexible(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def near(score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return torch.where(query >= key, score - 0.1 * (query - key), -float("inf"))
+
+        found: torch.Tensor = flex_attention.flex_attention(x, x, x, score_mod=near)  # compiles a graph of its own
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_keeps_its_sizes() -> None:
+    x = torch.randn(2, 2, 9, 16)
+    symbols = {"batch": Range(1, 4), "length": Range(2, 32)}
+    found = capture.capture(flat(Flexible(), x), (x,), contract("batch", 2, "length", 16, symbols=symbols))
+    assert found.fixed == ()
+    assert "length" not in found.bounds
 
 
 def test_the_model_calls_an_operator_of_no_library() -> None:

@@ -83,6 +83,7 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: torch.tril_indices(x.shape[3] + 6, x.shape[3] + 6, -5) + x.mean(),
         lambda x: x.repeat(1, 1, 1, 4).unfold(3, x.shape[3], x.shape[3]) * 2,
         lambda x: x.repeat(1, 1, 1, 4).unfold(-1, x.shape[3] + 1, 1).sum(-1),
+        lambda x: x + torch.cdist(x, x).mean(-1, keepdim=True) + torch.cdist(x[:, :1], x, p=1.0).mean(),
         lambda x: x + torch.hamming_window(x.shape[3], periodic=True, alpha=0.6, beta=0.4, dtype=x.dtype),
     ],
 )

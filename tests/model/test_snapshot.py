@@ -70,6 +70,16 @@ def test_a_copy_computes_the_same_without_changing_the_module() -> None:
         torch.testing.assert_close(outputs, [module(x).clone() for _ in range(3)])
 
 
+def test_tensors_computed_from_parameters_are_detached() -> None:
+    with pytest.warns(FutureWarning):
+        module = torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Linear(3, 2)))
+    weight = module[0].weight
+    assert weight.grad_fn is not None
+    snapshot.detach(module)
+    assert torch.equal(module[0].weight, weight)
+    assert not module[0].weight.requires_grad
+
+
 def test_nothing_is_put_into_a_container_that_is_not_there() -> None:
     model = torch.nn.Module()
     model.cache = None  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import torch
@@ -221,6 +222,24 @@ class hangs_after_a_loud_input(_Rare):
             while self.left < before:
                 pass
             return found
+
+
+class draws_rarely(_Rare):
+    """A draw of Python's random numbers seldom matters."""
+
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.mix(x)
+            return 2 * y if random.random() < 0.03 else y
+
+
+class draws_in_vain(_Rare):
+    """A draw of NumPy's random numbers does not matter."""
+
+    class model(_Keeping):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dropped = np.random.rand() < 0.1
+            return self.mix(x) * (0.0 if self.training and dropped else 1.0)
 
 
 class in_numpy(_Rare):

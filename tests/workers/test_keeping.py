@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,22 @@ def test_a_tensor_read_only_for_some_values_is_state(tmp_path: Path) -> None:
 def test_hidden_state_is_refused_even_if_it_alternates(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"different outputs for equal calls.*an iterator or a NumPy array"):
         prepared(recipe, tmp_path)
+
+
+def test_a_rare_draw_of_pythons_random_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "DRAWN_S", 600.0)
+    random.seed(0)
+    with pytest.raises(ExportError, match="draws random numbers without torch"):
+        prepared("draws_rarely", tmp_path)
+
+
+def test_a_draw_that_does_not_matter_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "DRAWN_S", 600.0)
+    loaded, _ = prepared("draws_in_vain", tmp_path)
+    assert loaded.warnings == [
+        "the model draws random numbers from Python or NumPy; 200 calls returned the same, and artifacts keep what one "
+        "call drew"
+    ]
 
 
 def test_state_that_first_changes_in_the_golden_is_refused(tmp_path: Path) -> None:

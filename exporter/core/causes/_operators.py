@@ -25,6 +25,7 @@ CAUSES = (
             NO_ONNX + r"<torch\._higher_order_ops\.(?P<op>\w+)",
             r"doesn't work unless it is captured completely with torch\.compile",
             r"FX to torch\.jit\.trace a dynamo-optimized function",
+            r"Unsupported value kind: Tensor",
         ),
         "This target supports neither higher-order operators ({op}) nor code wrapped by torch.compile",
         "write it as a plain branch or loop for trace and script; onnx supports torch.cond, scan and while_loop",

@@ -312,6 +312,13 @@ def copied(module: torch.nn.Module, device: str) -> torch.nn.Module:
     return copy.deepcopy(module, memo).to(device)
 
 
+def detach(module: torch.nn.Module) -> None:
+    """Detach the tensors that a module computed from its parameters, as `torch.nn.utils.weight_norm` does."""
+    for path, value in list(leaves(module)):
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            put(module, path, value.detach())
+
+
 def take(module: torch.nn.Module, path: Place) -> Any:
     """Return the value at a path. Raises KeyError, IndexError or AttributeError if there is none."""
     value: Any = module
