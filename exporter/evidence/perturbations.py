@@ -11,13 +11,22 @@ from exporter.model.tensors import Tensors
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
+
+def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+    """Reverse the last dimension, except of offsets such as 0, 2, 5, 9: models rely on their order."""
+    several = tensor.dim() == 1 and len(tensor) > 1 and tensor.dtype != torch.uint8  # those are masks and pixels
+    if several and tensor[0] == 0 and bool((tensor.diff() >= 0).all()):
+        return tensor
+    return tensor.flip(-1) if tensor.dim() else tensor
+
+
 # One change for floating tensors and one for all others. The latter hold indices and masks, so their values stay within
 # the range of the example's.
 LARGE = "large"
 CHANGES: dict[str, tuple[Change, Change]] = {
     "zeros": (torch.zeros_like, lambda t: t.amin().expand_as(t).clone() if t.numel() else t),
     "ones": (torch.ones_like, lambda t: t.amax().expand_as(t).clone() if t.numel() else t),
-    "negative": (lambda t: -t.abs(), lambda t: t.flip(-1) if t.dim() else t),
+    "negative": (lambda t: -t.abs(), _reversed),
     LARGE: (lambda t: t * 100, lambda t: t),
     "tiny": (lambda t: t.clamp(-1, 1) * (torch.finfo(t.dtype).tiny / 2), lambda t: t),  # below the normal numbers
 }

@@ -25,6 +25,14 @@ def test_floats_change_and_indices_stay_in_their_range() -> None:
     assert {t.dtype for data in made.values() for t in data} == {torch.int64, torch.float32, torch.bool}
 
 
+def test_offsets_keep_their_order() -> None:
+    offsets, mask, ids = torch.tensor([0, 2, 2, 5]), torch.tensor([False, True, True]), torch.tensor([0, 3, 1])
+    made = perturbations.changed((torch.randn(4), offsets, mask, ids))["negative"]
+    assert made[1].tolist() == [0, 2, 2, 5]
+    assert made[2].tolist() == [True, True, False]
+    assert made[3].tolist() == [1, 3, 0]
+
+
 def test_changes_without_effect_are_left_out() -> None:
     assert list(perturbations.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
     assert perturbations.changed((torch.ones(2, dtype=torch.complex64),)) == {}

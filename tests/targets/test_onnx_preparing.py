@@ -37,3 +37,12 @@ def test_error_codes_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BothFailed, match=r"the error codes of linalg.inv_ex"):
         translated(regular, torch.randn(2, 4, 5), {}, tmp_path)
+
+
+def test_the_operator_without_a_translation_is_named_although_a_check_reads_error_codes(tmp_path: Path) -> None:
+    def filtered(x: torch.Tensor) -> Outputs:
+        matrices = x @ x.mT + torch.eye(4)
+        return torch.linalg.cholesky(matrices), torch.linalg.solve(matrices, x)
+
+    with pytest.raises(BothFailed, match=r"No ONNX function found for <OpOverload\(op='aten.linalg_cholesky_ex'"):
+        translated(filtered, torch.randn(2, 4, 5), {}, tmp_path)
