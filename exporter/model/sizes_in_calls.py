@@ -41,6 +41,8 @@ def traced() -> Iterator[None]:
         *((torch, f"{name}_window", window(name), 0, "window_length") for name in WINDOWS),
         (torch, "affine_grid_generator", decompositions.affine_grid_generator, 1, "size"),
         (torch.Tensor, "new_tensor", new_tensor, 1, "data"),
+        (torch, "bincount", bincount, 2, "minlength"),
+        (torch.Tensor, "bincount", bincount, 2, "minlength"),
         (functional, "one_hot", one_hot, 1, "num_classes"),
         (math, "sqrt", square_root, 0, "x"),
         (np, "sqrt", square_root, 0, "x"),
@@ -168,6 +170,14 @@ def one_hot(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
 def new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
     """Return what Tensor.new_tensor returns."""
     return torch.tensor(data, **{"dtype": tensor.dtype, "device": tensor.device, **options})
+
+
+def bincount(input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """Return what torch.bincount returns for numbers below `minlength`, and fail for others, which need more places."""
+    added = torch.ones_like(input, dtype=torch.int64) if weights is None else weights
+    if weights is not None and weights.dtype != torch.float32:
+        added = weights.double()
+    return torch.zeros(minlength, dtype=added.dtype, device=input.device).scatter_add(0, input.long(), added)
 
 
 def _along(usual: Function) -> Function:

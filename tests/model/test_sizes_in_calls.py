@@ -36,6 +36,13 @@ def grid(x: torch.Tensor, align_corners: bool) -> torch.Tensor:
     return functional.affine_grid(theta, list(x.shape), align_corners=align_corners)
 
 
+def of_weights(x: torch.Tensor) -> torch.Tensor:
+    places, weights = torch.arange(2, dtype=torch.int32), torch.tensor([0.5, 2.0])
+    counted = places.bincount(weights, x.shape[3]) + torch.bincount(places, weights.double(), minlength=x.shape[3])
+    assert counted.dtype == torch.float64
+    return counted.to(x.dtype)
+
+
 def captured(function: Compute) -> capture.Captured:
     module, x = Calls(function), torch.randn(2, 3, 8, 10)
     flat = FlatModule(module, flatten_inputs(module, {"x": x})).eval()
@@ -83,6 +90,7 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: torch.tril_indices(x.shape[3] + 6, x.shape[3] + 6, -5) + x.mean(),
         lambda x: x.repeat(1, 1, 1, 4).unfold(3, x.shape[3], x.shape[3]) * 2,
         lambda x: x.repeat(1, 1, 1, 4).unfold(-1, x.shape[3] + 1, 1).sum(-1),
+        lambda x: x + torch.bincount((x[0, 0] > 0).long().flatten(), minlength=x.shape[3]) + of_weights(x),
         lambda x: x + torch.cdist(x, x).mean(-1, keepdim=True) + torch.cdist(x[:, :1], x, p=1.0).mean(),
         lambda x: x + torch.hamming_window(x.shape[3], periodic=True, alpha=0.6, beta=0.4, dtype=x.dtype),
     ],
