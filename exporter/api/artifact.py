@@ -16,8 +16,8 @@ from exporter import targets as routes
 from exporter.bundle import adjacent_records
 from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
-from exporter.core import contract_files, machine_code
-from exporter.core.contract_records import Contract
+from exporter.core import contract_files, environment, machine_code
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.settings import SessionSettings
 from exporter.model import custom_ops, flattening
@@ -70,7 +70,7 @@ class Artifact:
         """
         names = [spec.name for spec in self.contract.inputs]
         tensors = _bound(names, args, kwargs)
-        contracts.enforce(self.contract, flattening.specs(names, tensors))
+        contracts.enforce(self.contract, _specs(names, tensors))
         with self._turn:
             inside = contracts.keeps_state(self.contract)
             shapes = carrying.state_shapes(self.contract, tensors, self._shapes) if inside else None
@@ -112,7 +112,7 @@ class Stream:
         own = tuple(spec for spec in contract.inputs if spec.name not in self._names)
         names = [spec.name for spec in own]
         inputs = tuple(_bound(names, args, kwargs))
-        contracts.enforce(replace(contract, inputs=own, state=None), flattening.specs(names, inputs))
+        contracts.enforce(replace(contract, inputs=own, state=None), _specs(names, inputs))
         held = self.state or dict(zip(self._names, carrying.initial(contract, inputs), strict=True))
         carrying.require_sizes(contract, tuple(held.values()), inputs)
         given = dict(zip(names, inputs, strict=True))
@@ -125,6 +125,14 @@ class Stream:
         self.state = {}
         if self._inside:
             self._artifact.reset()
+
+
+def _specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
+    """Return the specs of inputs. Raises ContractError if one is not dense."""
+    for name, tensor in zip(names, tensors, strict=True):
+        if form := flattening.unusual_form(tensor):
+            raise ContractError(f"{name} is {form}, the contract wants a dense tensor")
+    return flattening.specs(names, tensors)
 
 
 def _bound(names: Sequence[str], args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -180,7 +188,8 @@ def open_artifact(
         AlteredError: an ArtifactError: a record contradicts the file, does not list it or cannot be read, or the
             records do not satisfy `verify`.
         ContractError: the artifact was exported for another kind of device.
-        UsageError: `verify` and `public_key` contradict each other, or `threads` is not between 1 and 1024.
+        UsageError: there is no such device, `verify` and `public_key` contradict each other, or `threads` is not
+            between 1 and 1024.
     """
     if threads is not None:
         SessionSettings(threads=threads).require_valid()
@@ -190,6 +199,7 @@ def open_artifact(
         contract_files.require_whole(file)
     contract = _read_contract(file, found.target, Path(path).suffix)
     where = device or contract.device
+    environment.require_device(where)
     if where.partition(":")[0] != contract.device:
         raise ContractError(
             f"{file} was exported for {contract.device}, not for {where}", "export it again with --device"

@@ -143,9 +143,8 @@ def choose_device(asked: str | None) -> str:
 
     if asked is None:
         return "cuda" if environment.gpus() and "+cpu" not in (environment.version("torch") or "") else "cpu"
+    environment.require_device(asked)
     kind, _, index = asked.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
-        raise UsageError(f"there is no device {asked!r}", "choose cpu, cuda or cuda:N")
     if kind == "cuda" and int(index or 0) >= len(environment.gpus()):
         raise UsageError(
             f"there is no GPU {asked!r} here: nvidia-smi shows {len(environment.gpus())} that CUDA can use",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -14,7 +15,9 @@ from functools import cache
 from pathlib import Path
 
 from exporter.core import runners
+from exporter.core.errors import UsageError
 
+CACHE_GB = 5.0  # the default limit of the cache of artifacts
 # Distributions that matter to every run, whatever its targets.
 DISTRIBUTIONS = (
     "torch",
@@ -191,3 +194,25 @@ def _runner() -> str:
     if found.used:
         return str(found.used.path)
     return f"none: {found.reason}; {found.remedy(bool(compiler()))}" if found.refused else "none"
+
+
+def cache_limit() -> float:
+    """Return the limit of the cache of artifacts in bytes: EXPORTER_CACHE_GB, or 5 GB.
+
+    Raises UsageError if the variable is not a number.
+    """
+    text = os.environ.get("EXPORTER_CACHE_GB", "")
+    try:
+        limit = float(text or CACHE_GB)
+    except ValueError:
+        limit = math.nan
+    if not 0 <= limit < math.inf:
+        raise UsageError(f"EXPORTER_CACHE_GB is {text!r}, not a number of GB", "give 0 to keep no artifacts, or 5")
+    return limit * 1e9
+
+
+def require_device(name: str) -> None:
+    """Raise UsageError unless this is `cpu`, `cuda` or `cuda:N`."""
+    kind, colon, index = name.partition(":")
+    if name != "cpu" and not (kind == "cuda" and (index.isdigit() or not colon)):
+        raise UsageError(f"there is no device {name!r}", "choose cpu, cuda or cuda:N")

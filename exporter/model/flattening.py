@@ -59,8 +59,10 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg()
 
 
-def _unusual_form(tensor: torch.Tensor) -> str:
-    """Return what a tensor is if it is not dense, and "" if it is."""
+def unusual_form(tensor: torch.Tensor) -> str:
+    """Return what a tensor is if it is not dense or has no values, and "" otherwise."""
+    if tensor.is_meta:
+        return "a tensor without values (device meta)"
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.is_quantized:
@@ -80,7 +82,7 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     for name, value in (*named, *((str(key), value) for key, value in kwargs.items())):
         for path, leaf, in_object in _leaves(value, name):
             if isinstance(leaf, torch.Tensor):
-                if form := _unusual_form(leaf):
+                if form := unusual_form(leaf):
                     remedy = "give its values and indices, or a dense tensor; keep a constant matrix as a buffer"
                     raise RecipeError(f"the input {path} is {form}, and artifacts take only dense ones", remedy)
                 tensors[path] = plain(leaf.detach())
@@ -176,7 +178,7 @@ def _outputs(
         return
     tensor = _as_tensor(value)
     if tensor is not None:
-        if form := _unusual_form(tensor):
+        if form := unusual_form(tensor):
             what = f"the model's output {name}".rstrip()
             remedy = f"return tensor.to_dense(), or omit it with --leave-out {name or 'NAME'}"
             raise ExportError(f"{what} is {form}, and artifacts return only dense ones", remedy)

@@ -187,7 +187,8 @@ def _recommend(best: list[Choice], manifest: Manifest) -> str:
     text += "."
     interval = first.timing.speedup_ci95
     if interval is not None and interval[0] * (1 - slack) <= 1 and first.variant.name != manifest.baseline:
-        text += f" It is slower than {manifest.baseline}, or not distinguishable from it."
+        busy = "The machine was busy: it may be" if interval[0] > 1 else "It is"
+        text += f" {busy} slower than {manifest.baseline}, or not distinguishable from it."
     if bounds := _bounds(goal):
         text += f" It is the best for {goal.name} within {bounds}."
     return text

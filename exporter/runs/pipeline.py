@@ -55,6 +55,7 @@ def run(
     beside an existing bundle if there is one.
     """
     request.validate()
+    environment.cache_limit()  # refuse a wrong one now, not in the middle of the run
     start = zygotes or Zygote
     with contextlib.ExitStack() as stack:
         on_cpu = request.device == "cpu"

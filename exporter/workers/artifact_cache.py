@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -31,14 +30,13 @@ from typing import Any
 import exporter
 from exporter import targets
 from exporter.core import environment
-from exporter.core.errors import ArtifactError, UsageError
+from exporter.core.errors import ArtifactError
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.json_schema import described
 from exporter.core.option import settings
 from exporter.model.capture import Program
 from exporter.targets import Exported, Options
 
-LIMIT_GB = 5.0
 RECORD = "record.json"
 NOTE = "built earlier from the same program with the same settings"
 # Variables that change what compilers do. Exporter sets LIBRARY_PATH itself, after torch.
@@ -67,18 +65,6 @@ class Built:
     exported: Exported = described("The result of the export.")
     seconds: float = described("The time of the export.")
     sha256: dict[str, str] = described("The hash of each file, by name.")
-
-
-def _limit() -> float:
-    """Return the limit in bytes. Raises UsageError if the variable is not a number."""
-    text = os.environ.get("EXPORTER_CACHE_GB", "")
-    try:
-        limit = float(text or LIMIT_GB)
-    except ValueError:
-        limit = math.nan
-    if not 0 <= limit < math.inf:
-        raise UsageError(f"EXPORTER_CACHE_GB is {text!r}, not a number of GB", "give 0 to keep no artifacts, or 5")
-    return limit * 1e9
 
 
 def _root() -> Path:
@@ -110,7 +96,7 @@ def key_of(program: Program, target: str, options: Options) -> str:
 
 def is_allowed(options: Options) -> bool:
     """Return whether this run may use the cache."""
-    return bool(_limit() and options.reuse)
+    return bool(environment.cache_limit() and options.reuse)
 
 
 def surroundings(options: Options) -> dict[str, Any]:
@@ -199,7 +185,7 @@ def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
     A full disk only means that it is not kept.
     """
     files = [path.with_name(name) for name in (path.name, *exported.companions)]
-    size, limit = sum(file.stat().st_size for file in files), _limit()
+    size, limit = sum(file.stat().st_size for file in files), environment.cache_limit()
     root = _root()
     with contextlib.suppress(OSError):
         root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from exporter.core import environment
+from exporter.core.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +177,11 @@ def test_what_is_wrong_with_the_compiler_in_cxx(
     }.items():
         monkeypatch.setenv("CXX", named)
         assert environment.compiler_fault() == fault
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu:0", "cuda:", "cuda:x", "", "Cuda"])
+def test_a_device_that_cannot_exist_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no device '{name}'"):
+        environment.require_device(name)
+    for known in ("cpu", "cuda", "cuda:0", "cuda:12"):
+        environment.require_device(known)

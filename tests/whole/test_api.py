@@ -273,6 +273,8 @@ def test_noncontiguous_inputs_return_the_same_outputs(made_bundle: Path, file: s
         ),
         ({**PAIR, "mask": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]}, "mask is list, not a tensor"),
         ({**PAIR, "mask": torch.ones(2, 3).numpy()}, "mask is ndarray, not a tensor"),
+        ({**PAIR, "mask": torch.ones(2, 3).to_sparse()}, "mask is a sparse tensor .*, the contract wants a dense"),
+        ({**PAIR, "mask": torch.ones(2, 3, device="meta")}, "mask is a tensor without values"),
     ],
 )
 def test_the_contract_is_enforced(made_bundle: Path, inputs: Any, message: str) -> None:
@@ -377,6 +379,8 @@ def test_files_that_are_not_artifacts_are_refused(tmp_path: Path) -> None:
 def test_another_device_is_refused(made_bundle: Path) -> None:
     with pytest.raises(ContractError, match="exported for cpu, not for cuda"):
         exporter.open_artifact(made_bundle / "trace.pt", device="cuda")
+    with pytest.raises(UsageError, match="there is no device 'gpu'"):
+        exporter.open_artifact(made_bundle / "trace.pt", device="gpu")
 
 
 def test_the_manifest_and_the_artifacts_have_the_same_contracts(made_bundle: Path) -> None:

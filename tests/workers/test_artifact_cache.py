@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.commands import request_for
 
+from exporter.core import environment
 from exporter.core.errors import UsageError
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import pipeline, rebuild
@@ -201,11 +202,18 @@ def test_the_least_recently_used_are_removed(tmp_path: Path, monkeypatch: pytest
 def test_a_limit_of_zero_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, expected in (("0", 0.0), ("2", 2e9), ("", 5e9)):
         monkeypatch.setenv("EXPORTER_CACHE_GB", text)
-        assert artifact_cache._limit() == expected
+        assert environment.cache_limit() == expected
     for text in ("much", "nan", "-1", "inf"):
         monkeypatch.setenv("EXPORTER_CACHE_GB", text)
         with pytest.raises(UsageError, match=f"EXPORTER_CACHE_GB is '{text}'"):
-            artifact_cache._limit()
+            environment.cache_limit()
+
+
+def test_a_wrong_limit_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORTER_CACHE_GB", "much")
+    with pytest.raises(UsageError, match="EXPORTER_CACHE_GB is 'much'"):
+        pipeline.run(request_for("tiny:mlp", tmp_path / "bundle", "trace"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_is_full_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
