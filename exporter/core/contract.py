@@ -6,7 +6,7 @@ Nothing here needs torch: a `TensorSpec` with plain sizes describes each tensor.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from exporter.core.contract_records import (
@@ -72,8 +72,7 @@ def settle(contract: Contract, sizes: Sizes) -> Contract:
         return dataclasses.replace(
             spec,
             shape=tuple(
-                e.at(sizes[e.name]) if e is not None and e.name in sizes else dim
-                for e, dim in zip(expressions, spec.shape, strict=True)
+                dim if e is None else _dim(e.given(sizes)) for e, dim in zip(expressions, spec.shape, strict=True)
             ),
         )
 
@@ -89,6 +88,10 @@ def settle(contract: Contract, sizes: Sizes) -> Contract:
         state=state,
         symbols={n: bounds for n, bounds in contract.symbols.items() if n not in sizes},
     )
+
+
+def _dim(size: Expression | int) -> Dim:
+    return size if isinstance(size, int) else str(size)
 
 
 def keeps_state(contract: Contract) -> bool:
@@ -134,14 +137,35 @@ def place_of(contract: Contract, name: str) -> tuple[int, int]:
 
 def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:
     """Solve for the symbols' sizes from inputs in the contract's order; omit symbols that no input determines."""
+    left = [
+        (Expression.parse(want), got)
+        for spec, tensor in zip(contract.inputs, actual, strict=False)
+        for want, got in zip(spec.shape, tensor.sizes, strict=True)
+        if isinstance(want, str)
+    ]
+    left.sort(key=lambda dim: len(dim[0].terms))
     found: Sizes = {}
-    for spec, tensor in zip(contract.inputs, actual, strict=False):
-        for want, got in zip(spec.shape, tensor.sizes, strict=True):
-            expression = Expression.parse(want) if isinstance(want, str) else None
-            size = expression.solve(got) if expression is not None else None
-            if expression is not None and size is not None:
-                found.setdefault(expression.name, size)
+    count = -1
+    while len(found) != count:  # a sum determines its last unknown symbol
+        count = len(found)
+        for expression, got in left:
+            if (size := expression.solve(got, found)) is not None:
+                found[expression.unknown(found)[0]] = size
+        left = [dim for dim in left if dim[0].unknown(found)]
     return found
+
+
+def told(inputs: Sequence[TensorSpec]) -> set[str]:
+    """Return the symbols that dimensions of the inputs depend on, without those that occur only in a sum of unknowns.
+
+    Callers whose inputs have no dimension but `past+new` could not tell `past` from `new`.
+    """
+    expressions = [Expression.parse(dim) for spec in inputs for dim in spec.shape if isinstance(dim, str)]
+    found = dict.fromkeys(one.names[0] for one in expressions if not one.is_sum)
+    for _ in expressions:
+        unknown = (one.unknown(found) for one in expressions)
+        found |= dict.fromkeys(names[0] for names in unknown if len(names) == 1)
+    return set(found)
 
 
 def shape_at(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
@@ -149,8 +173,8 @@ def shape_at(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
     shape = []
     for axis, dim in enumerate(spec.shape):
         expression = Expression.parse(dim) if isinstance(dim, str) else None
-        if expression is not None and expression.name in sizes:
-            shape.append(expression.at(sizes[expression.name]))
+        if expression is not None and not expression.unknown(sizes):
+            shape.append(expression.at(sizes))
         elif isinstance(dim, int):
             shape.append(dim)
         else:
@@ -180,23 +204,61 @@ def enforce(contract: Contract, actual: Sequence[TensorSpec]) -> None:
 
 
 def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> None:
-    """Check fixed sizes, then dimensions that are a symbol itself, then expressions of symbols."""
+    """Check fixed sizes, then dimensions that are a symbol itself, then expressions of symbols.
+
+    An expression with one unknown symbol determines it if only one size is possible.
+    """
     for where, want, got in dims:
         if isinstance(want, int) and got != want:
             raise ContractError(f"{where} is {got}, the contract wants {want}")
-    symbolic = [(where, Expression.parse(want), got) for where, want, got in dims if isinstance(want, str)]
-    symbolic.sort(key=lambda dim: (dim[1].divisor, dim[1] != Expression(dim[1].name)))
-    known: dict[str, tuple[int, str]] = {}
-    for where, expression, got in symbolic:
-        name, bounds = expression.name, contract.symbols[expression.name]
-        if name not in known and (size := expression.solve(got)) is not None:
-            if not bounds.allows(size):
-                raise ContractError(f"{where}: {name} is {size}, the contract allows {bounds}")
-            known[name] = (size, where)
-        elif name in known:
-            size, source = known[name]
-            if expression.at(size) != got:
-                what = str(got) if str(expression) == name else f"{got}, not {expression} = {expression.at(size)}"
-                raise ContractError(f"{where} is {what}, but {name} is {size} (from {source})")
-        elif not bounds.allows_any(expression.sizes(got)):
-            raise ContractError(f"{where} is {got}: no {name} of {bounds} gives {expression} = {got}")
+    left = [(where, Expression.parse(want), got) for where, want, got in dims if isinstance(want, str)]
+    left.sort(key=lambda dim: (len(dim[1].terms), dim[1].divisor, not dim[1].is_symbol))
+    known, sources, count = Sizes(), dict[str, str](), -1
+    while len(left) != count:
+        count, waiting = len(left), []
+        for where, expression, got in left:
+            unknown = expression.unknown(known)
+            if not unknown:
+                if expression.at(known) != got:
+                    raise ContractError(_differs(where, expression, got, known, sources))
+            elif (size := expression.solve(got, known)) is None:
+                waiting.append((where, expression, got))
+            elif not contract.symbols[unknown[0]].allows(size):
+                said = f"the contract allows {contract.symbols[unknown[0]]}{_because(expression, known, sources)}"
+                raise ContractError(f"{where}: {unknown[0]} is {size}, {said}")
+            else:
+                known[unknown[0]], sources[unknown[0]] = size, where
+        left = waiting
+    for where, expression, got in left:
+        _enforce_possible(contract, (where, expression, got), known, sources)
+
+
+def _differs(where: str, expression: Expression, got: int, known: Sizes, sources: Mapping[str, str]) -> str:
+    what = str(got) if expression.is_symbol else f"{got}, not {expression} = {expression.at(known)}"
+    return f"{where} is {what}{_because(expression, known, sources)}"
+
+
+def _because(expression: Expression, known: Sizes, sources: Mapping[str, str]) -> str:
+    """Return the known sizes of an expression with their sources, as the end of a message."""
+    said = [f"{name} is {known[name]} (from {sources[name]})" for name in expression.names if name in known]
+    return f", but {' and '.join(said)}" if said else ""
+
+
+def _enforce_possible(
+    contract: Contract, dim: tuple[str, Expression, int], known: Sizes, sources: Mapping[str, str]
+) -> None:
+    """Raise ContractError if a dimension with unknown symbols has a size that none of their sizes gives.
+
+    Of several unknown symbols, only the smallest and the largest sizes count.
+    """
+    where, expression, got = dim
+    unknown = expression.unknown(known)
+    if len(unknown) == 1:
+        possible = contract.symbols[unknown[0]].allows_any(expression.sizes(got, known))
+    else:
+        ends = [known | {name: contract.symbols[name].sizes[end] for name in unknown} for end in (0, -1)]
+        possible = expression.at(ends[0]) <= got <= expression.at(ends[1])
+    if not possible:
+        allowed = " and ".join(f"{name} of {contract.symbols[name]}" for name in unknown)
+        because = _because(expression, known, sources)
+        raise ContractError(f"{where} is {got}: no {allowed} gives {expression} = {got}{because}")

@@ -6,14 +6,15 @@ the new artifact needs more of the machine or of the program that loads it, or i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exporter.core.contract_records import Build, Contract, Dim, TensorSpec
+from exporter.core.contract_ties import Tie, agree, follows, holds, ties_of
 from exporter.core.expressions import Expression
+from exporter.core.size_range import Range
 
 WHO_KEEPS = {"": "it keeps no state", "inside": "the artifact carries the state", "outside": "callers carry the state"}
-ENDS = 1000  # how many sizes of a symbol are tried at each end of its range
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
 def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
     yield from _names("input", old.inputs, new.inputs)
     given = {spec.name: spec for spec in new.inputs}
-    tied: dict[str, _Tie] = {}  # by the symbol of the new contract
+    tied: dict[str, Tie] = {}  # by the symbol of the new contract
+    sums: list[Tie] = []
     for spec in old.inputs:
         now = given.get(spec.name)
         if now is None:
@@ -48,11 +50,16 @@ def _inputs(old: Contract, new: Contract) -> Iterator[Change]:
                 breaking = not _within(allowed, allows)
                 yield Change(f"{place} was {_dim(old, before)}, is {_dim(new, after)}", breaking)
             if isinstance(after, str):
-                now_follows = Expression.parse(after)
-                tie = _Tie(place, before, now_follows)
-                first = tied.setdefault(now_follows.name, tie)
-                if not _agree(old, first, tie):
+                tie = Tie(place, before, Expression.parse(after))
+                if tie.now.is_sum:
+                    sums.append(tie)
+                    continue
+                first = tied.setdefault(tie.now.names[0], tie)
+                if not agree(old, first, tie):
                     yield Change(f"{place} now has to match {first.partner}")
+    for tie in sums:
+        if not holds(tie, {name: [one] for name, one in tied.items()}, sums):
+            yield Change(f"{tie.place} now has to be {tie.now}")
 
 
 def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
@@ -61,13 +68,13 @@ def _outputs(old: Contract, new: Contract) -> Iterator[Change]:
         spec.name for spec in added
     }  # the new ones are not after the old ones
     yield from _names("output", old.outputs, new.outputs if moved else kept)
-    ties = _ties(old, new)
+    ties = ties_of(old, new)
     for spec, now in zip(old.outputs, kept, strict=False):
         if spec.name != now.name:
             continue
         yield from _form("output", spec, now)
         pairs = list(zip(spec.shape, now.shape, strict=False))
-        if len(spec.shape) == len(now.shape) and not all(_follows(old, a, b, ties) for a, b in pairs):
+        if len(spec.shape) == len(now.shape) and not all(follows(old, a, b, ties) for a, b in pairs):
             yield Change(f"output {spec.name} was {_shape(spec)}, is {_shape(now)}")
     for spec in () if moved else added:
         yield Change(f"output {spec.name} is new, after the existing ones", breaking=False)
@@ -128,14 +135,30 @@ def _sizes(contract: Contract, dim: Dim) -> Allowed:
     if isinstance(dim, int):
         return range(dim, dim + 1)
     expression = Expression.parse(dim)
-    bounds = contract.symbols[expression.name]
-    if bounds.choices:
-        return tuple(sorted(expression.at(size) for size in bounds.choices))
-    if expression.divisor == 1:
-        sizes = bounds.sizes
-        step = expression.factor * bounds.multiple_of
-        return range(expression.at(sizes[0]), expression.at(sizes[-1]) + 1, step)
-    return f"{Expression('n', expression.factor, expression.offset, expression.divisor)} for n from {bounds}"
+    ranges = {name: contract.symbols[name] for name in expression.names}
+    if not expression.is_sum and (bounds := ranges[expression.names[0]]).choices:
+        return tuple(sorted(expression.at({expression.names[0]: size}) for size in bounds.choices))
+    low, high = (expression.at({name: bounds.sizes[end] for name, bounds in ranges.items()}) for end in (0, -1))
+    if expression.divisor == 1 and (step := _step([(f, ranges[name]) for name, f in expression.terms])):
+        return range(low, high + 1, step)
+    letters = dict(zip(expression.names, "nmlkji", strict=False))  # what callers name them makes no difference
+    said = expression.renamed(letters if len(letters) == len(ranges) else {})
+    return f"{said} for {' and '.join(f'{letters.get(name, name)} from {b}' for name, b in ranges.items())}"
+
+
+def _step(terms: Iterable[tuple[int, Range]]) -> int:
+    """Return the step of a sum that has no gaps between steps; 0 if it has, or may have."""
+    steps = sorted(
+        (factor * bounds.multiple_of, len(bounds.sizes)) for factor, bounds in terms if len(bounds.sizes) > 1
+    )
+    least, reached = steps[0][0] if steps else 1, 0
+    if any(bounds.choices for _, bounds in terms):
+        return 0
+    for step, count in steps:
+        if step % least or step > reached + least:
+            return 0
+        reached += step * (count - 1)
+    return least
 
 
 def _within(old: Allowed, new: Allowed) -> bool:
@@ -154,90 +177,10 @@ def _dim(contract: Contract, dim: Dim) -> str:
         return "any size"
     if isinstance(dim, int):
         return str(dim)
-    return f"{dim} ({contract.symbols[Expression.parse(dim).name]})"
-
-
-@dataclass(frozen=True)
-class _Tie:
-    """A dimension of an input: as in the old contract, and as an expression of a symbol of the new one."""
-
-    place: str
-    was: Dim
-    now: Expression
-
-    @property
-    def partner(self) -> str:
-        """How a message names this dimension when another has to match it."""
-        return Expression.parse(self.was).name if isinstance(self.was, str) else self.place
-
-    def sizes(self, symbol: str, size: int) -> range | None:
-        """Return the new symbol's sizes for this size of the old one; None if independent."""
-        if isinstance(self.was, int):
-            return self.now.sizes(self.was)
-        expression = Expression.parse(self.was) if self.was is not None else None
-        return self.now.sizes(expression.at(size)) if expression and expression.name == symbol else None
-
-
-def _ties(old: Contract, new: Contract) -> dict[str, list[_Tie]]:
-    """Return the dimensions that each new symbol has in inputs that both contracts have."""
-    ties: dict[str, list[_Tie]] = {}
-    given = {spec.name: spec for spec in new.inputs}
-    for spec in old.inputs:
-        now = given.get(spec.name)
-        if now is None or len(now.shape) != len(spec.shape):
-            continue
-        for before, after in zip(spec.shape, now.shape, strict=True):
-            if isinstance(after, str):
-                expression = Expression.parse(after)
-                ties.setdefault(expression.name, []).append(_Tie(spec.name, before, expression))
-    return ties
-
-
-def _tried(contract: Contract, symbol: str) -> Sequence[int]:
-    """Return the sizes of a symbol to try: all of them, or those at both ends if there are many."""
-    bounds = contract.symbols[symbol]
-    sizes = bounds.sizes
-    return sizes if len(sizes) <= 2 * ENDS else (*sizes[:ENDS], *sizes[-ENDS:])
-
-
-def _agree(old: Contract, first: _Tie, other: _Tie) -> bool:
-    """Return whether, in every call that was allowed, both dimensions imply the same size of the new symbol."""
-    if first.was is None or other.was is None:
-        return first.was is other.was is None
-    symbols = {Expression.parse(dim).name for dim in (first.was, other.was) if isinstance(dim, str)}
-    free = [symbol for symbol in symbols if len(_tried(old, symbol)) > 1]
-    if len(free) > 1:
-        return False
-    symbol = next(iter(free or symbols), "")
-    for size in _tried(old, symbol) if symbol else (0,):
-        one, two = first.sizes(symbol, size), other.sizes(symbol, size)
-        if one is None or two is None:  # a symbol with a single size
-            return len(symbols) > 1
-        if not _both(one, two):
-            return False
-    return True
-
-
-def _both(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
-
-
-def _follows(contract: Contract, old: Dim, new: Dim, ties: dict[str, list[_Tie]]) -> bool:
-    """Return whether an output's dimension has the same size as before in every call that was allowed."""
-    if not isinstance(old, str) or not isinstance(new, str):
-        return old == new
-    before, after = Expression.parse(old), Expression.parse(new)
-    known = ties.get(after.name, ())
-    if not any(tie.sizes(before.name, 1) is not None for tie in known):  # no input determines the symbol
-        return before == after
-    for size in _tried(contract, before.name):
-        may_be = range(-(2**62), 2**62)
-        for tie in known:
-            sizes = tie.sizes(before.name, size)
-            may_be = _both(may_be, sizes) if sizes is not None else may_be
-        if {after.at(one) for one in may_be[:ENDS]} - {before.at(size)}:
-            return False
-    return True
+    expression = Expression.parse(dim)
+    if not expression.is_sum:
+        return f"{dim} ({contract.symbols[expression.names[0]]})"
+    return f"{dim} ({', '.join(f'{name} {contract.symbols[name]}' for name in expression.names)})"
 
 
 def _shape(spec: TensorSpec) -> str:

@@ -38,7 +38,7 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A named tensor. A dimension is a size, a symbol's name, an expression of a symbol, or None for any size."""
+    """A named tensor. A dimension is a size, a symbol's name, an expression of symbols, or None for any size."""
 
     name: str = described("Its name.")
     dtype: str = described("Its dtype: torch's name without `torch.`.")
@@ -153,5 +153,5 @@ class Contract:
         state = tuple(tensor.spec for tensor in self.state.tensors) if self.state else ()
         for spec in (*self.inputs, *self.outputs, *state):
             for dim in spec.shape:
-                if isinstance(dim, str) and Expression.parse(dim).name not in self.symbols:
+                if isinstance(dim, str) and Expression.parse(dim).unknown(self.symbols):
                     raise ValueError(f"{spec.name} has a dimension {dim}, which has no range")

@@ -2,79 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from exporter.core.contract_records import (
-    Dim,
-    TensorSpec,
-)
-from exporter.core.errors import ContractError, UsageError
-from exporter.core.expressions import fit
+from exporter.core.errors import UsageError
 from exporter.core.size_range import Range, Sizes
-
-Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
-
-
-def infer_shapes(
-    observed: Sequence[tuple[Sizes, tuple[TensorSpec, ...]]], symbols: Mapping[str, Range]
-) -> tuple[TensorSpec, ...]:
-    """Infer which dimension depends on which symbol, from the same tensors observed at several sizes.
-
-    A dimension that never changed is fixed. One that changed with a single symbol is that symbol or, if one fits, an
-    expression of it. Any other is None. Raises ContractError if names or ranks differ between the observations.
-    """
-    first = observed[0][1]
-    for sizes, specs in observed:
-        if [s.name for s in specs] != [s.name for s in first] or [len(s.shape) for s in specs] != [
-            len(s.shape) for s in first
-        ]:
-            raise ContractError(
-                f"the tensors at {describe(sizes)} differ in name or rank from those at {describe(observed[0][0])}",
-                "perhaps squeeze() without a dimension drops one of size 1: name the dimension, or promise only sizes "
-                "that agree (--size NAME=MIN..MAX)",
-            )
-    return tuple(
-        dataclasses.replace(
-            spec,
-            shape=tuple(
-                _infer_dim([(sizes, size) for sizes, specs in observed for size in specs[i].sizes[d : d + 1]], symbols)
-                for d in range(len(spec.shape))
-            ),
-        )
-        for i, spec in enumerate(first)
-    )
-
-
-def _infer_dim(seen: Sequence[tuple[Sizes, int]], symbols: Mapping[str, Range]) -> Dim:
-    """Infer one dimension from observations in which one size at a time differs from the first."""
-    base, size = seen[0]
-    if len({other for _, other in seen}) == 1:
-        return size
-    moving = {name for name in symbols for sizes, other in seen if other != size and sizes[name] != base[name]}
-    if len(moving) != 1:
-        return None
-    name = moving.pop()
-    pairs = [(sizes[name], other) for sizes, other in seen]
-    if all(size == other for size, other in pairs):
-        return name
-    found = fit(name, pairs)
-    return str(found) if found else None
-
-
-def probe_shapes(
-    probe: Probe, base: Sizes, symbols: Mapping[str, Range], to_the_ends: bool = False
-) -> tuple[TensorSpec, ...]:
-    """Return the specs of the tensors that `probe` returns, by changing one size at a time.
-
-    With `to_the_ends`, each size is also probed at both ends of its range.
-    """
-    observed = [(base, probe(base))]
-    for name, bounds in symbols.items():
-        sizes = probes(base[name], bounds) + ([bounds.sizes[0], bounds.sizes[-1]] if to_the_ends else [])
-        observed += [(moved, probe(moved)) for size in dict.fromkeys(sizes) for moved in ({**base, name: size},)]
-    return infer_shapes(observed, symbols)
 
 
 def probes(base: int, bounds: Range) -> list[int]:

@@ -13,7 +13,6 @@ import torch
 from exporter.core import contract, probing, source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ContractError, RecipeError
-from exporter.core.expressions import Expression
 from exporter.core.parity_records import CaseRecord
 from exporter.model import flattening
 
@@ -86,12 +85,7 @@ def _read(index: int, one: Any, example: FlatInputs, model: torch.nn.Module, pro
     except (RecipeError, ContractError) as error:
         remedy = "return it in the form of inputs(), with sizes within their ranges (--size NAME=MIN..MAX widens one)"
         raise RecipeError(f"sample {index} does not fit: {error}", remedy) from error
-    sizes: dict[str, int] = {}
-    for spec, actual in zip(promised.inputs, specs, strict=True):
-        for dim, size in zip(spec.shape, actual.sizes, strict=True):
-            expression = Expression.parse(dim) if isinstance(dim, str) else None
-            if expression is not None and (found := expression.solve(size)) is not None:
-                sizes.setdefault(expression.name, found)
+    sizes = contract.sizes_of(promised, specs)
     ordered = {name: sizes[name] for name in promised.symbols if name in sizes}
     case = CaseRecord(f"{probing.describe(ordered)} sample {index}", sizes=ordered, sample=index)
     return Sample(case, flat.tensors)

@@ -440,17 +440,23 @@ def _without_views(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _dim(dim: str | None, dims: dict[str, Any]) -> Any:
-    """Return the torch.export.Dim of a dimension. A Dim cannot express division; torch.export infers that itself."""
+    """Return the torch.export.Dim of a dimension.
+
+    A Dim cannot express division, or a sum of several sizes; torch.export infers these itself.
+    """
     if dim is None:
         return torch.export.Dim.AUTO
     expression = Expression.parse(dim)
-    symbol = dims.get(expression.name)
-    if str(expression) == expression.name or symbol is None:
+    if expression.is_sum:
+        return torch.export.Dim.AUTO if any(name in dims for name in expression.names) else None
+    ((name, factor),) = expression.terms
+    symbol = dims.get(name)
+    if expression.is_symbol or symbol is None:
         return symbol
     if expression.divisor > 1 or not isinstance(symbol, torch.export.Dim):
         return torch.export.Dim.AUTO
     try:
-        return expression.factor * symbol + expression.offset
+        return factor * symbol + expression.offset
     except TypeError:  # torch evaluates the name with sympy, where N, S, beta and Python's len mean something else
         return torch.export.Dim.AUTO
 

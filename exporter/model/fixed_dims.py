@@ -112,7 +112,7 @@ class Specializations(logging.Handler):
     def symbols(self, contract: Contract) -> set[str]:
         """Return the contract's symbols that were fixed."""
         dims = [contract.inputs[index].shape[axis] for index, axis in self.dimensions]
-        return {Expression.parse(dim).name for dim in dims if isinstance(dim, str)}
+        return {name for dim in dims if isinstance(dim, str) for name in Expression.parse(dim).names}
 
     def place(self, contract: Contract, name: str, refused: int, step: int = 1) -> str:
         """Return the line of the first condition that fails when this symbol has the refused size; "" if there is none.
@@ -124,13 +124,19 @@ class Specializations(logging.Handler):
             for symbol, (index, axis) in self._symbols.items()
             if isinstance(dim := contract.inputs[index].shape[axis], str)
         }
-        own = {symbol: e for symbol, e in follows.items() if e.name == name}
-        sizes = self._sizes | {symbol: e.at(refused) for symbol, e in own.items()}
+        own = {symbol: e for symbol, e in follows.items() if name in e.names}
+        known = self._captured_at(follows) | {name: refused}
+        sizes = self._sizes | {symbol: e.at(known) for symbol, e in own.items() if not e.unknown(known)}
         divided = re.compile(rf"\b(?:{'|'.join(own) or '!'})\b.*//{step}\)")
         lines = [(condition, line) for condition, line in self._guards.items() if line]
         broken = [line for condition, line in lines if not _holds(condition, sizes)]
         undecided = [line for condition, line in lines if step > 1 and divided.search(condition)]
         return next(iter((*broken, *undecided)), "")
+
+    def _captured_at(self, follows: dict[str, Expression]) -> dict[str, int]:
+        """Return the contract's sizes in the example, as far as dimensions of only one symbol determine them."""
+        solved = {e.names[0]: e.solve(self._sizes[symbol]) for symbol, e in follows.items() if not e.is_sum}
+        return {name: size for name, size in solved.items() if size is not None}
 
     def fixed(self, contract: Contract) -> tuple[SizeLimit, ...]:
         """Return each dimension that was promised as dynamic but fixed, with its line."""
@@ -138,14 +144,14 @@ class Specializations(logging.Handler):
         for (index, axis), (size, place) in self.dimensions.items():
             dim = contract.inputs[index].shape[axis]
             if isinstance(dim, str):
-                found[SizeLimit(dim, "fixed", str(size), (Expression.parse(dim).name,), place)] = None
+                found[SizeLimit(dim, "fixed", str(size), Expression.parse(dim).names, place)] = None
         return tuple(found | dict.fromkeys(self._held(contract)))
 
     def _held(self, contract: Contract) -> Iterator[SizeLimit]:
         """Yield derived sizes that were fixed because an operator used a number instead of a size."""
         dims = {symbol: contract.inputs[index].shape[axis] for symbol, (index, axis) in self._symbols.items()}
         follows = {symbol: Expression.parse(dim) for symbol, dim in dims.items() if isinstance(dim, str)}
-        named = {symbol: e for symbol, e in follows.items() if e.name in contract.symbols}
+        named = {symbol: e for symbol, e in follows.items() if not e.unknown(contract.symbols)}
         for condition, place in self._guards.items():
             match = _HELD.fullmatch(condition)
             used = set(re.findall(r"\w+", condition)) & named.keys()
@@ -155,12 +161,13 @@ class Specializations(logging.Handler):
                 continue
             words = re.sub(r"\w+", lambda word: str(named.get(word[0], word[0])), match[1])
             rounded = _ROUNDED.sub(lambda m: f"{m[1].lower()}({m[2]}/{m[3]})", words)
-            symbols = tuple(dict.fromkeys(named[symbol].name for symbol in sorted(used)))
+            symbols = tuple(dict.fromkeys(name for symbol in sorted(used) for name in named[symbol].names))
             yield SizeLimit(rounded, "fixed", match[2], symbols, place)
 
     def _at(self, named: dict[str, Expression], contract: Contract, end: int) -> dict[str, int]:
         """Return every size at one end of the promised ranges."""
-        return self._sizes | {symbol: e.at(contract.symbols[e.name].sizes[end]) for symbol, e in named.items()}
+        ends = {name: bounds.sizes[end] for name, bounds in contract.symbols.items()}
+        return self._sizes | {symbol: e.at(ends) for symbol, e in named.items()}
 
 
 def _holds(condition: str, sizes: dict[str, int]) -> bool:

@@ -16,6 +16,7 @@ import torch
 from exporter.core.contract import shape_at
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ContractError
+from exporter.core.expressions import is_combined
 from exporter.core.size_range import Range, Sizes
 
 Holds = Callable[[Sizes], bool]
@@ -76,12 +77,12 @@ def violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[
 
 
 def joint_extremes(contract: Contract, base: Sizes) -> list[Sizes]:
-    """Return all sizes at their least and all at their largest, if the contract cannot express a size of an input.
+    """Return all sizes at their least and all at their largest, if a size of an input depends on several others.
 
-    Conditions on such a size, as on the sum of two, are not evaluated, and torch.export may decide them as if each size
-    were at least 2. Sizes at which a call costs far more than at the example's are left out.
+    torch.export may decide conditions on such a size as if each of the others were at least 2. If the contract cannot
+    express it, they are not evaluated either. Sizes at which a call costs far more than at the example's are left out.
     """
-    if not any(None in spec.shape for spec in contract.inputs):
+    if not any(is_combined(dim) for spec in contract.inputs for dim in spec.shape):
         return []
     ends = [{**base, **{name: r.sizes[end] for name, r in contract.symbols.items()}} for end in (0, -1)]
     return [sizes for sizes in ends if _growth(sizes, base) <= FAR]

@@ -11,6 +11,7 @@ from torch.utils._sympy.solve import try_solve
 from torch.utils._sympy.value_ranges import ValueRangeError, ValueRanges, bound_sympy
 
 from exporter.core.contract_records import Contract, Dim
+from exporter.core.expressions import is_combined
 
 
 def environment(program: torch.export.ExportedProgram) -> Any:
@@ -29,13 +30,14 @@ def dynamic(program: torch.export.ExportedProgram, contract: Contract) -> Iterat
 
 
 def bound_unnamed(program: torch.export.ExportedProgram, contract: Contract) -> None:
-    """Bound sizes that the contract cannot express, such as `past + new`, by what the ranges of other sizes allow.
+    """Bound sizes that depend on several others, such as `past+new`, by what the ranges of those allow.
 
     torch.export bounds them while it takes every size to be at least 2, and keeps these bounds for ranges from 1 on.
     Bounds from anywhere else, such as a condition in the model, stay.
     """
     ranges: dict[Any, ValueRanges[Any]] = program.range_constraints
-    sizes = {size.node.expr for dim, size in dynamic(program, contract) if dim is None and size.node.expr in ranges}
+    free_dims = (size.node.expr for dim, size in dynamic(program, contract) if is_combined(dim))
+    sizes = {size for size in free_dims if size in ranges}
     known = environment(program)
     if not sizes or known is None:
         return

@@ -523,9 +523,9 @@ def _live_settings(options: Options, mode: str | None) -> dict[str, Any]:
 
 def _open_axes(spec: TensorSpec, promised: Contract) -> list[int]:
     """Return the axes that depend on a symbol with a range; a symbol with `choices` is compiled once for each size."""
-    names = {axis: Expression.parse(dim).name for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
-    ranges = {axis: promised.symbols[name] for axis, name in names.items()}
-    return [axis for axis, bounds in ranges.items() if len(bounds.sizes) > 1 and not bounds.choices]
+    opened = {name for name, bounds in promised.symbols.items() if len(bounds.sizes) > 1 and not bounds.choices}
+    names = {axis: Expression.parse(dim).names for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+    return [axis for axis, used in names.items() if opened.intersection(used)]
 
 
 def _backend_and_mode(setting: str) -> tuple[str, str | None]:

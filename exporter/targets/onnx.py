@@ -295,7 +295,7 @@ def _fixed(graph: Any, promised: Contract) -> Iterator[SizeLimit]:
     for value, spec in zip(graph.inputs, promised.inputs, strict=False):
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and isinstance(value.shape[axis], int):
-                symbols = (Expression.parse(dim).name,)
+                symbols = Expression.parse(dim).names
                 yield SizeLimit(dim, "fixed", str(value.shape[axis]), symbols, by="the ONNX graph")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from exporter.core import contract, memory, probing, source_lines
+from exporter.core import contract, inference, memory, probing, source_lines
 from exporter.core.contract_records import STATE, Contract, KeptState, StateTensor, TensorSpec
 from exporter.core.errors import ExportError, RecipeError
-from exporter.core.expressions import Expression
+from exporter.core.expressions import Expression, is_combined
 from exporter.core.size_range import Range
 from exporter.evidence import eager
 from exporter.model import checkpoint, differentiation, examples, flattening, ranges, recipes
@@ -242,7 +242,7 @@ def _load_weights(recipe: recipes.Recipe, weights: str) -> torch.nn.Module:
 def _kept_state(job: Job, state: State, specs: Sequence[TensorSpec]) -> KeptState:
     """Return the state's entry in a contract. Raises ExportError for a size that is unknown before the first call."""
     for spec in specs:
-        if None in spec.shape:
+        if any(map(is_combined, spec.shape)):
             raise ExportError(f"{spec.name} has a size that the inputs' sizes do not determine", states.REMEDY)
     shapes = zip(specs, state.initial, strict=True)
     return KeptState(
@@ -298,6 +298,19 @@ def _taken(loaded: LoadedModel, name: str, bounds: Range, probe: Callable[[dict[
     return found
 
 
+def _idle(name: str, inputs: Sequence[TensorSpec]) -> RecipeError:
+    """Return the error for a size that the inputs' dimensions do not determine."""
+    dims = [dim for spec in inputs for dim in spec.shape if isinstance(dim, str)]
+    if sums := [dim for dim in dims if name in Expression.parse(dim).names]:
+        return RecipeError(
+            f"no input dimension tells {name} from the other sizes in {sums[0]}",
+            f"make {sums[0]} one size of the recipe, or use {name} in another dimension too",
+        )
+    return RecipeError(
+        f"no input dimension depends on {name}", f"use {name} in the recipe's inputs, or remove it from its sizes"
+    )
+
+
 def find_contract(job: Job, loaded: LoadedModel) -> Contract:
     """Return the contract, found by trying the model at several sizes.
 
@@ -314,8 +327,8 @@ def find_contract(job: Job, loaded: LoadedModel) -> Contract:
     for name, bounds in loaded.symbols.items():
         loaded.symbols[name] = _taken(loaded, name, bounds, probe_outputs)
     loaded.warnings += loaded.narrowed
-    inputs = probing.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
-    outputs = probing.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
+    inputs = inference.probe_shapes(probe, loaded.base, loaded.symbols, to_the_ends=True)
+    outputs = inference.probe_shapes(probe_outputs, loaded.base, loaded.symbols)
     count = len(loaded.state.paths) if loaded.state else 0
     outputs, carried = outputs[: len(outputs) - count], outputs[len(outputs) - count :]
     kept = _kept_state(job, loaded.state, carried) if loaded.state else None
@@ -325,13 +338,8 @@ def find_contract(job: Job, loaded: LoadedModel) -> Contract:
         for axis, dim in enumerate(spec.shape)
         if dim is None
     ]
-    used = {Expression.parse(dim).name for spec in inputs for dim in spec.shape if isinstance(dim, str)}
-    idle = [name for name in loaded.symbols if name not in used]
-    if idle:
-        raise RecipeError(
-            f"no input dimension depends on {idle[0]}",
-            f"use {idle[0]} in the recipe's inputs, or remove it from its sizes",
-        )
+    if idle := [name for name in loaded.symbols if name not in contract.told(inputs)]:
+        raise _idle(idle[0], inputs)
     found = Contract(
         job.model,
         inputs,

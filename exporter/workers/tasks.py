@@ -208,12 +208,12 @@ def _samples(loaded: LoadedModel, found: Contract) -> list[samples.Sample]:
     given = samples.read(loaded.recipe, loaded.module.example, loaded.module.model, alone)
     for tensor in found.state.tensors if found.state else ():
         for dim in tensor.shape:
-            symbol = Expression.parse(dim).name if isinstance(dim, str) else ""
-            if len({one.sizes.get(symbol) for one in given}) > 1:
+            symbols = Expression.parse(dim).names if isinstance(dim, str) else ()
+            if len({tuple(one.sizes.get(symbol) for symbol in symbols) for one in given}) > 1:
                 raise RecipeError(
                     f"samples() are the calls of one sequence, but the size {dim} of {tensor.spec.name} differs "
                     "between them",
-                    f"give samples with the same {symbol}",
+                    f"give samples with the same {' and '.join(symbols)}",
                 )
     return given
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.manifests import CONTRACT
 
-from exporter.core import contract, contract_files, dimensions, probing
+from exporter.core import contract, contract_files, dimensions, inference, probing
 from exporter.core.contract_records import Contract, Dim, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.json_codec import from_json, to_json
@@ -25,7 +25,7 @@ def spec(*shape: Dim, name: str = "x", dtype: str = "float32") -> TensorSpec:
 
 def probed(*shapes_of, base: dict[str, int] | None = None, symbols: dict[str, Range] | None = None):
     """Infer the specs of tensors whose shapes are functions of the sizes."""
-    return probing.probe_shapes(
+    return inference.probe_shapes(
         lambda sizes: tuple(spec(*shape(sizes), name=f"x{i}") for i, shape in enumerate(shapes_of)),
         base or {"batch": 2, "sequence": 5},
         SYMBOLS if symbols is None else symbols,
@@ -65,7 +65,7 @@ def test_ranks_and_names_may_not_change() -> None:
         probed(lambda s: (1,) * s["batch"])
     assert "--size" in raised.value.remedy
     with pytest.raises(ContractError, match="batch=3"):
-        probing.infer_shapes(
+        inference.infer_shapes(
             [({"batch": 2}, (spec(2, name="a"),)), ({"batch": 3}, (spec(3, name="b"),))], {"batch": Range(1, 8)}
         )
 

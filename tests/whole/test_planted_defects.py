@@ -16,7 +16,7 @@ import torch
 from exporter_models import minilm
 from support.commands import Cli
 
-from exporter.core import environment, probing, tolerances
+from exporter.core import environment, inference, probing, tolerances
 from exporter.core.contract_records import Contract
 from exporter.core.json_codec import to_json
 from exporter.core.size_range import Range
@@ -65,7 +65,7 @@ class Subject:
             moved = flattening.output_leaves(model(**inputs(batch=3)))[1]
         gave = [({"batch": b}, flattening.specs(self.outputs, v)) for b, v in ((1, values), (3, moved))]
         took = [({"batch": b}, flattening.specs(self.names, flat({"batch": b}, 0))) for b in (1, 3)]
-        takes, gives = (probing.infer_shapes(seen, self.symbols) for seen in (took, gave))
+        takes, gives = (inference.infer_shapes(seen, self.symbols) for seen in (took, gave))
         self.contract = Contract("subject", takes, gives, self.symbols, "trace")
 
     def verdict(self, defective: torch.nn.Module) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from exporter.core.contract import enforce
+from exporter.core.contract import enforce, shape_at, sizes_of
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import ContractError, RecipeError
 from exporter.core.expressions import Expression
 from exporter.core.probing import nearest
 from exporter.model import examples, tensor_files
-from exporter.model.examples import Dim, Leaf
+from exporter.model.examples import Leaf
 from exporter.model.flattening import specs
 from exporter.model.sources import _saved_files
 
@@ -45,8 +45,8 @@ def renamed(contract: Contract, dims: Sequence[NamedDim]) -> Contract:
         shape = []
         for size in spec.shape:
             expression = Expression.parse(size) if isinstance(size, str) else None
-            if expression is not None and expression.name in names:
-                size = str(dataclasses.replace(expression, name=names[expression.name]))
+            if expression is not None:
+                size = str(expression.renamed(names))
             shape.append(size)
         return dataclasses.replace(spec, shape=tuple(shape))
 
@@ -60,24 +60,17 @@ def renamed(contract: Contract, dims: Sequence[NamedDim]) -> Contract:
 
 def from_contract(contract: Contract, example: Sequence[torch.Tensor]) -> tuple[list[Leaf], dict[str, int], Bounds]:
     """Return leaves, the example's sizes and their bounds according to a contract."""
-    leaves, sizes = list[Leaf](), dict[str, int]()
+    leaves = []
     for spec, tensor in zip(contract.inputs, example, strict=True):
         expressions = {axis: Expression.parse(dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
-        leaves.append(Leaf(tensor, {axis: _follow(expression) for axis, expression in expressions.items()}))
-        for axis, expression in expressions.items():
-            found = expression.solve(tensor.shape[axis])
-            if found is not None:
-                sizes.setdefault(expression.name, found)
+        leaves.append(Leaf(tensor, {axis: expression.at for axis, expression in expressions.items()}))
+    sizes = sizes_of(contract, specs([spec.name for spec in contract.inputs], example))
     known = {name: bounds for name, bounds in contract.symbols.items() if name in sizes}
     return (
         leaves,
         {name: nearest(sizes[name], bounds) for name, bounds in known.items()},
         {name: bounds.written for name, bounds in known.items()},
     )
-
-
-def _follow(expression: Expression) -> Dim:
-    return lambda sizes: expression.at(sizes[expression.name])
 
 
 def example_for(contract: Contract, path: Path, inputs_file: str) -> Sequence[torch.Tensor]:
@@ -134,9 +127,6 @@ def _first_inputs(path: Path) -> list[torch.Tensor]:
 
 
 def _made_up(spec: TensorSpec, contract: Contract) -> torch.Tensor:
-    shape = []
-    for dim in spec.shape:
-        expression = Expression.parse(dim) if isinstance(dim, str) else None
-        bounds = contract.symbols[expression.name] if expression else None
-        shape.append(expression.at(nearest(2, bounds)) if expression and bounds else dim or 1)
-    return torch.randn([int(size) for size in shape]).to(getattr(torch, spec.dtype))
+    sizes = {name: nearest(2, bounds) for name, bounds in contract.symbols.items()}
+    known = dataclasses.replace(spec, shape=tuple(1 if dim is None else dim for dim in spec.shape))
+    return torch.randn(shape_at(known, sizes)).to(getattr(torch, spec.dtype))

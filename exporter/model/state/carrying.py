@@ -37,10 +37,10 @@ def fixed_initial(contract: Contract) -> list[torch.Tensor]:
     for tensor in contract.state.tensors if contract.state else ():
         moving = [dim for dim in tensor.shape if isinstance(dim, str)]
         if moving:
-            symbol = Expression.parse(moving[0]).name
+            symbols = " and ".join(Expression.parse(moving[0]).names)
             raise ExportError(
                 f"{tensor.spec.name} has the size {moving[0]}, but the state that this target keeps inside is fixed",
-                f"--state inputs makes it an input and an output; --dynamic without {symbol} fixes its size",
+                f"--state inputs makes it an input and an output; --dynamic without {symbols} fixes its size",
             )
         shape = contracts.shape_at(tensor.spec, {})
         made.append(states.initial(tensor).expand(shape).clone())
@@ -161,9 +161,9 @@ def _size(dim: str, tensor: StateTensor, contract: Contract) -> str:
     for name, spec in zip(names, contract.inputs, strict=True):
         for axis, size in enumerate(spec.shape):
             known = Expression.parse(size) if isinstance(size, str) else None
-            if known is not None and known.name == wanted.name and known.divisor == 1:
-                symbol = f"(({name}.size({axis}) - ({known.offset})) // {known.factor})"
-                return f"({wanted.factor} * {symbol} + ({wanted.offset})) // {wanted.divisor}"
+            if known is not None and known.names == wanted.names and known.divisor == 1 and not known.is_sum:
+                symbol = f"(({name}.size({axis}) - ({known.offset})) // {known.terms[0][1]})"
+                return f"({wanted.terms[0][1]} * {symbol} + ({wanted.offset})) // {wanted.divisor}"
     raise ExportError(f"{tensor.spec.name} has the size {dim}, which no input determines", "give --state inputs")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from exporter.core import source_lines
 from exporter.core.contract import Narrowing
 from exporter.core.errors import ExportError
+from exporter.core.expressions import Expression
 from exporter.core.size_range import Range
 from exporter.model.state import snapshot
 from exporter.workers.explain import Finding, failure
@@ -70,7 +71,8 @@ def _names(program: Any, subject: Subject) -> dict[str, str]:
         for node, spec in zip(nodes, subject.function.inputs, strict=True)
         for size, dim in zip(node.meta["val"].shape, spec.shape, strict=True)
     ]
-    return {size: dim for size, dim in pairs if isinstance(dim, str) and size.isidentifier()}
+    named = {size: dim for size, dim in pairs if isinstance(dim, str) and size.isidentifier()}
+    return {size: f"({dim})" if Expression.parse(dim).is_sum else dim for size, dim in named.items()}
 
 
 def _conditions(guards: tuple[tuple[str, str], ...], names: dict[str, str]) -> list[Finding]:

@@ -1,0 +1,128 @@
+"""Infer how dimensions depend on sizes, by probing a function at several sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from exporter.core.contract_records import Dim, TensorSpec
+from exporter.core.errors import ContractError, ExportError, RecipeError
+from exporter.core.expressions import Seen, fit
+from exporter.core.probing import describe, nearest, probes
+from exporter.core.size_range import Range, Sizes
+
+NEAR = (-8, 16)  # how far from the example sizes are drawn, in steps
+DRAWN = 12  # how many joint sizes are drawn to verify a rounded sum
+
+Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
+Observed = Sequence[tuple[Sizes, tuple[TensorSpec, ...]]]
+
+
+def infer_shapes(observed: Observed, symbols: Mapping[str, Range]) -> tuple[TensorSpec, ...]:
+    """Infer which dimension depends on which symbol, from the same tensors observed at several sizes.
+
+    A dimension that never changed is fixed. One that changed with a single symbol is that symbol or, if one fits, an
+    expression of it. One that changed with several is an expression of their sum if it fits also where all of them
+    differ from the first observation. Any other is None. Raises ContractError if names or ranks differ between the
+    observations.
+    """
+    return tuple(
+        dataclasses.replace(spec, shape=tuple(_infer_dim(seen, symbols) for seen in dims))
+        for spec, dims in _dims(observed)
+    )
+
+
+def _dims(
+    observed: Observed,
+) -> Iterator[tuple[TensorSpec, list[list[tuple[Sizes, int]]]]]:
+    """Yield each tensor with what was observed of each of its dimensions. Raises ContractError like `infer_shapes`."""
+    first = observed[0][1]
+    for sizes, specs in observed:
+        if [s.name for s in specs] != [s.name for s in first] or [len(s.shape) for s in specs] != [
+            len(s.shape) for s in first
+        ]:
+            raise ContractError(
+                f"the tensors at {describe(sizes)} differ in name or rank from those at {describe(observed[0][0])}",
+                "perhaps squeeze() without a dimension drops one of size 1: name the dimension, or promise only sizes "
+                "that agree (--size NAME=MIN..MAX)",
+            )
+    for i, spec in enumerate(first):
+        shapes = [(at, specs[i].sizes) for at, specs in observed]
+        yield spec, [[(at, shape[d]) for at, shape in shapes] for d in range(len(spec.shape))]
+
+
+def _infer_dim(seen: Seen, symbols: Mapping[str, Range]) -> Dim:
+    """Infer one dimension from observations in which one size at a time differs from the first, or several do."""
+    base, size = seen[0]
+    if len({other for _, other in seen}) == 1:
+        return size
+    moving = _moving(seen, symbols)
+    if len(moving) == 1 and all(sizes[moving[0]] == other for sizes, other in seen):
+        return moving[0]
+    together = any(all(sizes[name] != base[name] for name in moving) for sizes, _ in seen)
+    found = fit(moving, seen) if moving and together else None
+    return str(found) if found else None
+
+
+def _moving(seen: Seen, symbols: Iterable[str]) -> list[str]:
+    """Return the symbols that change the dimension alone."""
+    base, size = seen[0]
+    alone = [(names[0], other) for sizes, other in seen if len(names := _moved(sizes, base, symbols)) == 1]
+    return sorted({name for name, other in alone if other != size})
+
+
+def _moved(sizes: Mapping[str, int], base: Mapping[str, int], symbols: Iterable[str]) -> list[str]:
+    return [name for name in symbols if sizes[name] != base[name]]
+
+
+def probe_shapes(
+    probe: Probe, base: Sizes, symbols: Mapping[str, Range], to_the_ends: bool = False
+) -> tuple[TensorSpec, ...]:
+    """Return the specs of the tensors that `probe` returns, by changing one size at a time.
+
+    Sizes are changed together only if a dimension looks like a sum of them. With `to_the_ends`, each size is also
+    probed at both ends of its range.
+    """
+    observed = [(base, probe(base))]
+    for name, bounds in symbols.items():
+        sizes = probes(base[name], bounds) + ([bounds.sizes[0], bounds.sizes[-1]] if to_the_ends else [])
+        observed += [(moved, probe(moved)) for size in dict.fromkeys(sizes) for moved in ({**base, name: size},)]
+    found = infer_shapes(observed, symbols)
+    try:
+        together = [(sizes, probe(sizes)) for sizes in _joint_sizes(observed, symbols)]
+        return infer_shapes([*observed, *together], symbols) if together else found
+    except (ContractError, ExportError, RecipeError):  # these sizes are allowed only alone
+        return found
+
+
+def _joint_sizes(observed: Observed, symbols: Mapping[str, Range]) -> Iterator[Sizes]:
+    """Yield sizes at which to verify the sums of sizes that fit the observations; none if no sum fits.
+
+    One joint change is enough for a plain sum. A rounded one needs more: many fit a few sizes, and the sum of two
+    quotients looks like the quotient of a sum until both have a rest.
+    """
+    seen = [dim for _, dims in _dims(observed) for dim in dims]
+    sums = [e for dim in seen if len(names := _moving(dim, symbols)) > 1 and (e := fit(names, dim))]
+    base, names = observed[0][0], sorted({name for one in sums for name in one.names})
+    if not names:
+        return
+    others = {name: probes(base[name], symbols[name]) for name in names}
+    wanted = [{name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(others.items())}]
+    for divisor in sorted({one.divisor for one in sums} - {1}):
+        for further in (1, (divisor + 1) // 2, divisor - 1):
+            wanted.append({name: _further(base[name], symbols[name], further, divisor) for name in names})
+    if len(wanted) > 1:
+        drawn = random.Random(0)
+        steps = {name: symbols[name].multiple_of for name in names}
+        near = [{name: base[name] + steps[name] * drawn.randint(*NEAR) for name in names} for _ in range(DRAWN)]
+        wanted += [{name: nearest(size, symbols[name]) for name, size in sizes.items()} for sizes in near]
+    unique = {describe(sizes): sizes for sizes in wanted}
+    yield from ({**base, **sizes} for sizes in unique.values())
+
+
+def _further(base: int, bounds: Range, by: int, divisor: int) -> int:
+    """Return the base plus `by`, up to multiples of the divisor, or any other size if none of these is allowed."""
+    near = bounds.choices or [base + i * bounds.multiple_of for i in (*range(1, divisor + 1), *range(-1, -divisor, -1))]
+    fits = (size for size in near if size != base and bounds.allows(size) and (size - base - by) % divisor == 0)
+    return next(fits, probes(base, bounds)[0])
