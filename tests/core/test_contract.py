@@ -12,7 +12,7 @@ from support.manifests import CONTRACT
 
 from exporter.core import contract, contract_files, dimensions, inference, probing
 from exporter.core.contract_records import Contract, Dim, TensorSpec
-from exporter.core.errors import ArtifactError, ContractError, UsageError
+from exporter.core.errors import ArtifactError, ContractError, ExportError, RecipeError, UsageError
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.size_range import Range
 
@@ -229,10 +229,9 @@ def test_derived_dimensions_are_inferred() -> None:
     assert found.shape == ("2*batch+1", "sequence//2", "(sequence+1)//2")
 
 
-def derived(*shape: Dim) -> Contract:
-    return dataclasses.replace(
-        CONTRACT, inputs=(spec(*shape),), outputs=(), symbols={"n": Range(2, 9), "m": Range(1, 3)}
-    )
+def derived(*shape: Dim, **more: Range) -> Contract:
+    symbols = {"n": Range(2, 9), "m": Range(1, 3)} | more
+    return dataclasses.replace(CONTRACT, inputs=(spec(*shape),), outputs=(), symbols=symbols)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +262,139 @@ def test_sizes_that_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[i
 def test_sizes_that_do_not_fit_their_expressions(shape: tuple[Dim, ...], sizes: tuple[int, ...], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         contract.enforce(derived(*shape), [spec(*sizes)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (("m", "n", "m+n"), (2, 5, 7)),
+        (("m+n", "m", "n"), (7, 2, 5)),
+        (("m", "m+n", "2*n"), (2, 7, 10)),
+        (("m+2*n-1", "m", "n//2"), (12, 3, 2)),
+        (("(m+n)//4", "m"), (2, 3)),
+        (("m+n", "m+n+1"), (7, 8)),
+        (("m+n", "k+m", "k"), (7, 4, 2)),
+    ],
+)
+def test_sizes_that_fit_sums(shape: tuple[Dim, ...], sizes: tuple[int, ...]) -> None:
+    contract.enforce(derived(*shape, k=Range(1, 9)), [spec(*sizes)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "message"),
+    [
+        (
+            ("m", "n", "m+n"),
+            (2, 5, 6),
+            r"x dim 2 is 6, not m\+n = 7, but m is 2 \(from x dim 0\) and n is 5 \(from x dim 1\)",
+        ),
+        (("m", "m+n", "n"), (2, 8, 5), r"x dim 1 is 8, not m\+n = 7"),
+        (("m", "m+n", "2*n"), (2, 8, 10), r"x dim 1 is 8, not m\+n = 7"),
+        (("(m+2*n+1)//2", "m", "n"), (5, 3, 5), r"x dim 0 is 5, not \(m\+2\*n\+1\)//2 = 7"),
+        (("m", "m+n"), (3, 13), r"x dim 1: n is 10, the contract allows 2 to 9, but m is 3 \(from x dim 0\)"),
+        (("m", "m+2*n"), (3, 8), r"x dim 1 is 8: no n of 2 to 9 gives m\+2\*n = 8, but m is 3 \(from x dim 0\)"),
+        (("m", "m+n", "n//2"), (2, 7, 3), r"x dim 2 is 3, not n//2 = 2, but n is 5 \(from x dim 1\)"),
+        (("(m+n)//4", "m"), (0, 3), r"no n of 2 to 9 gives \(m\+n\)//4 = 0"),
+        (("m+n", "m+n+1"), (13, 14), r"x dim 0 is 13: no m of 1 to 3 and n of 2 to 9 gives m\+n = 13"),
+        (("9000000000000000000*m+9000000000000000000*n", "m"), (5, 3), "no n of 2 to 9 gives"),
+    ],
+)
+def test_sizes_that_do_not_fit_sums(shape: tuple[Dim, ...], sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        contract.enforce(derived(*shape), [spec(*sizes)])
+
+
+def test_sums_of_known_and_unknown_sizes() -> None:
+    promised = derived("m", "m+n", "m+n-1")
+    assert contract.sizes_of(promised, [spec(2, 7, 6)]) == {"m": 2, "n": 5}
+    assert contract.sizes_of(derived("m+n", "n"), [spec(7, 5)]) == {"m": 2, "n": 5}
+    assert contract.sizes_of(derived("m+n"), [spec(7)]) == {}
+    assert contract.shape_at(promised.inputs[0], {"m": 2, "n": 5}) == (2, 7, 6)
+    with pytest.raises(ContractError, match="x dim 1 does not follow from the sizes"):
+        contract.shape_at(promised.inputs[0], {"m": 2})
+    assert contract.settle(promised, {"n": 1}).inputs[0].shape == ("m", "m+1", "m")
+    assert contract.settle(promised, {"m": 2, "n": 5}).inputs[0].shape == (2, 7, 6)
+    with pytest.raises(ValueError, match=r"x has a dimension k\+m, which has no range"):
+        derived("m", "k+m")
+
+
+def test_which_symbols_the_inputs_tell() -> None:
+    inputs = [spec("m", "m+n"), spec("k+n", None, 3), spec("i+j")]
+    assert contract.told(inputs) == {"m", "n", "k"}
+    assert contract.told([spec("m+n", "m+n+1")]) == set()
+
+
+DECODER = {"past": Range(1, 64), "seq": Range(1, 16)}
+
+
+def test_sums_of_sizes_are_inferred() -> None:
+    shape = probed(
+        lambda s: (
+            s["past"],
+            s["past"] + s["seq"],
+            2 * s["past"] + s["seq"] - 1,
+            (2 * s["past"] + s["seq"] + 1) // 2,
+            (s["past"] + s["seq"] + 3) // 4,
+            768 * s["past"] + 3 * s["seq"],
+        ),
+        base={"past": 5, "seq": 3},
+        symbols=DECODER,
+    )[0].shape
+    expected = ("past", "past+seq", "2*past+seq-1", "(2*past+seq+1)//2", "(past+seq+3)//4", "768*past+3*seq")
+    assert shape == expected
+
+
+@pytest.mark.parametrize("base", [{"past": 1, "seq": 1}, {"past": 4, "seq": 4}, {"past": 5, "seq": 3}])
+def test_what_only_looks_like_a_sum_has_no_expression(base: dict[str, int]) -> None:
+    """Each of these is a sum if only one size changes: they differ where both do."""
+    shape = probed(
+        lambda s: (
+            s["past"] * s["seq"],
+            max(s["past"], s["seq"]),
+            s["past"] // 2 + s["seq"] // 2,
+            -(-s["past"] // 3) - (-s["seq"] // 3),
+            s["past"] - s["seq"] + 70,
+        ),
+        base=base,
+        symbols=DECODER,
+    )[0].shape
+    assert shape == (None,) * 5
+
+
+def test_sizes_move_together_only_to_verify_a_sum() -> None:
+    probes: list[dict[str, int]] = []
+
+    def probe(shape):
+        def ask(sizes):
+            probes.append(sizes)
+            return (spec(*shape(sizes)),)
+
+        probes.clear()
+        inference.probe_shapes(ask, {"past": 5, "seq": 3, "layers": 2}, DECODER)
+        return [sizes for sizes in probes if sizes["past"] != 5 and sizes["seq"] != 3]
+
+    assert probe(lambda s: (s["past"], 2 * s["seq"], s["past"] ** 2 + s["seq"])) == []
+    assert probe(lambda s: (s["past"] + s["seq"], s["past"])) == [{"past": 6, "seq": 5, "layers": 2}]
+    assert probe(lambda s: (s["past"] * s["seq"],)) == [{"past": 6, "seq": 5, "layers": 2}]
+    assert len(probe(lambda s: ((s["past"] + s["seq"]) // 2,))) > 5
+
+
+@pytest.mark.parametrize("error", [ExportError, RecipeError])
+def test_a_sum_that_cannot_be_verified_has_no_expression(error: type[Exception]) -> None:
+    def shape(sizes):
+        if sizes["past"] != 5 and sizes["seq"] != 3:
+            raise error("one at a time")
+        return (sizes["past"], sizes["past"] + sizes["seq"])
+
+    assert probed(shape, base={"past": 5, "seq": 3}, symbols=DECODER)[0].shape == ("past", None)
+
+
+def test_a_sum_with_a_step_and_with_choices() -> None:
+    symbols = {"past": Range(8, 64, multiple_of=8), "seq": Range(1, 4, (1, 4))}
+    shape = probed(
+        lambda s: (s["past"] + s["seq"], s["past"] + 2 * s["seq"]), base={"past": 16, "seq": 1}, symbols=symbols
+    )[0].shape
+    assert shape == ("past+seq", None)  # two sizes of seq are enough for a plain sum only
 
 
 def choose(sizes=None, ranges=None, dynamic: str = "all"):

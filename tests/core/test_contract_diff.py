@@ -9,6 +9,7 @@ import pytest
 
 from exporter.core.contract_diff import changes
 from exporter.core.contract_records import Build, Contract, TensorSpec
+from exporter.core.expressions import Expression
 from exporter.core.size_range import Range
 
 IDS = TensorSpec("ids", "int64", ("batch", "sequence"))
@@ -157,3 +158,94 @@ def test_a_step_that_grew_breaks_callers() -> None:
     assert change.breaking
     assert "(8 to 512, multiples of 2), is sequence (8 to 512, multiples of 4)" in change.what
     assert not any(change.breaking for change in changes(changed(symbols=fourth), changed(symbols=even)))
+
+
+DECODER = Contract(
+    "llama",
+    (
+        TensorSpec("ids", "int64", ("seq",)),
+        TensorSpec("cache", "float32", ("past", 8)),
+        TensorSpec("mask", "int64", ("past+seq",)),
+    ),
+    (TensorSpec("next", "float32", ("past+seq", 8)),),
+    {"past": Range(1, 64), "seq": Range(1, 16)},
+)
+
+
+def with_dims(mask: Any = "past+seq", following: Any = "past+seq", **settings: Any) -> Contract:
+    ids, cache, _ = DECODER.inputs
+    inputs = (ids, cache, TensorSpec("mask", "int64", (mask,)))
+    return dataclasses.replace(
+        DECODER, inputs=inputs, outputs=(TensorSpec("next", "float32", (following, 8)),), **settings
+    )
+
+
+def renamed(names: dict[str, str]) -> Contract:
+    def rename(spec: TensorSpec) -> TensorSpec:
+        dims = (str(Expression.parse(d).renamed(names)) if isinstance(d, str) else d for d in spec.shape)
+        return dataclasses.replace(spec, shape=tuple(dims))
+
+    return dataclasses.replace(
+        DECODER,
+        inputs=tuple(map(rename, DECODER.inputs)),
+        outputs=tuple(map(rename, DECODER.outputs)),
+        symbols={names.get(name, name): bounds for name, bounds in DECODER.symbols.items()},
+    )
+
+
+def test_a_sum_that_was_not_checked_before_is_a_tightened_input() -> None:
+    (change,) = changes(with_dims(None), DECODER)
+    assert change.breaking
+    assert change.what == "dimension 0 of input mask was any size, is past+seq (past 1 to 64, seq 1 to 16)"
+    (change,) = changes(DECODER, with_dims(None))
+    assert not change.breaking
+    assert [one.breaking for one in changes(with_dims(following=None), DECODER)] == [True]
+
+
+@pytest.mark.parametrize("names", [{"past": "z"}, {"past": "a", "seq": "b"}, {"past": "seq", "seq": "past"}])
+def test_other_names_in_a_sum_are_no_change(names: dict[str, str]) -> None:
+    assert changes(DECODER, DECODER) == ()
+    assert changes(DECODER, renamed(names)) == ()
+    assert changes(renamed(names), DECODER) == ()
+
+
+def test_a_wider_range_of_a_part_of_a_sum() -> None:
+    wider = with_dims(symbols={"past": Range(1, 64), "seq": Range(1, 32)})
+    assert {change.breaking for change in changes(DECODER, wider)} == {False}
+    assert any(change.breaking and "mask" in change.what for change in changes(wider, DECODER))
+    stepped = with_dims(symbols={"past": Range(1, 64, multiple_of=4), "seq": Range(1, 16)})
+    assert any("is past+seq (past 1 to 64, multiples of 4, seq 1 to 16)" in c.what for c in changes(DECODER, stepped))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (with_dims("total", symbols=DECODER.symbols | {"total": Range(2, 80)}), DECODER, "now has to be past+seq"),
+        (with_dims("past+seq"), with_dims("past+seq+1"), "dimension 0 of input mask was past+seq"),
+        (with_dims("past+seq"), with_dims("past+2*seq"), "dimension 0 of input mask now has to be past+2*seq"),
+        (with_dims(), with_dims(following="past+seq-1"), "output next was [past+seq, 8], is [past+seq-1, 8]"),
+        (with_dims(), with_dims(following="past"), "output next was [past+seq, 8], is [past, 8]"),
+        (with_dims("past+seq", "past"), with_dims("past+seq", "past+seq"), "output next was [past, 8]"),
+        (with_dims("(past+seq)//2"), with_dims("(past+seq+1)//2"), "is (past+seq+1)//2"),
+    ],
+)
+def test_another_sum_is_a_breaking_change(old: Contract, new: Contract, message: str) -> None:
+    assert any(message in change.what and change.breaking for change in changes(old, new)), changes(old, new)
+
+
+def test_a_sum_that_became_a_size_of_its_own() -> None:
+    """Callers could pass only past+seq, which the new contract still allows."""
+    total = with_dims("total", "total", symbols=DECODER.symbols | {"total": Range(2, 80)})
+    assert not any(change.breaking for change in changes(DECODER, total))
+    both = dataclasses.replace(total, inputs=(*total.inputs, TensorSpec("bias", "float32", ("total",))))
+    was = dataclasses.replace(DECODER, inputs=(*DECODER.inputs, TensorSpec("bias", "float32", ("past+seq",))))
+    assert not any(change.breaking for change in changes(was, both))
+    other = dataclasses.replace(DECODER, inputs=(*DECODER.inputs, TensorSpec("bias", "float32", ("past+seq-1",))))
+    assert any("bias now has to match past+seq" in change.what for change in changes(other, both))
+
+
+def test_a_rounded_sum_whose_parts_no_input_determines() -> None:
+    same = with_dims("(past+seq)//2", "(past+seq)//2")
+    rounded = dataclasses.replace(same, inputs=(TensorSpec("cache", "float32", ("past//2",)), same.inputs[2]))
+    assert changes(same, same) == ()
+    assert changes(rounded, rounded) == ()

@@ -57,6 +57,35 @@ def test_sizes_may_have_names_that_mean_something_to_sympy(name: str) -> None:
     assert program.module()(torch.ones(2, 9), torch.ones(2, 18))[0].shape == (2, 9)
 
 
+class Attending(torch.nn.Module):
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.cat([memory, x], 1) + mask
+
+
+def test_the_sum_of_two_sizes_stays_one() -> None:
+    dims = {"x": "new", "memory": "past", "mask": "new+past"}
+    specs = tuple(TensorSpec(name, "float32", (2, dim)) for name, dim in dims.items())
+    example = tuple(torch.ones(2, size) for size in (3, 5, 8))
+    promised = Contract("m", specs, (), {"new": Range(1, 16), "past": Range(1, 64)})
+    made = capture.capture(flat(Attending(), *example), example, promised)
+    run = made.program.module(check_guards=False)
+    assert not made.fixed
+    for new, past in ((1, 1), (16, 64), (1, 9)):
+        assert run(*(torch.ones(2, size) for size in (new, past, new + past)))[0].shape == (2, new + past)
+
+
+def test_a_sum_of_fixed_sizes_is_fixed() -> None:
+    specs = tuple(TensorSpec(name, "float32", (2, dim)) for name, dim in (("x", "new"), ("mask", "new+past")))
+    promised = Contract("m", specs, (), {"new": Range(3, 3), "past": Range(5, 5)})
+    assert capture._dim("new+past", {}) is None
+    program = capture.export_program(
+        flat(torch.nn.Bilinear(3, 8, 1), torch.ones(2, 3), torch.ones(2, 8)),
+        (torch.ones(2, 3), torch.ones(2, 8)),
+        promised,
+    )
+    assert [node.meta["val"].shape for node in program.graph.find_nodes(op="placeholder")][-1] == (2, 8)
+
+
 def test_a_dimension_without_a_name_is_dynamic() -> None:
     module = flat(torch.nn.ReLU(), torch.ones(2, 6))
     program = capture.export_program(module, (torch.ones(2, 6),), contract("batch", None))

@@ -92,3 +92,19 @@ def test_the_log_settings_are_restored() -> None:
     before = (logger.level, logger.propagate, list(logger.handlers))
     export(Loop())
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+def test_a_sum_that_is_fixed_names_its_sizes() -> None:
+    dims = {"x": "new", "memory": "past", "mask": "new+past"}
+    specs = tuple(TensorSpec(name, "float32", (2, dim)) for name, dim in dims.items())
+    contract = Contract("m", specs, (), {"new": Range(1, 16), "past": Range(1, 64)})
+    found = fixed_dims.Specializations("capture")
+    found.dimensions[2, 1] = (8, "model.py:3")
+    found._symbols = {"s0": (0, 1), "s1": (1, 1), "s2": (2, 1)}
+    found._sizes = {"s0": 3, "s1": 5, "s2": 8}
+    assert found.symbols(contract) == {"new", "past"}
+    (limit,) = found.fixed(contract)
+    assert (limit.symbols, str(limit)) == (("new", "past"), "torch.export fixed new+past at 8 (model.py:3)")
+    found._guards = {"Eq(s2, s0 + s1)": "right.py:1", "s2 >= 7": "model.py:2"}
+    assert found.place(contract, "new", 1) == "model.py:2", "the sum moves with its parts"
+    assert found.place(contract, "new", 2) == ""

@@ -30,12 +30,14 @@ def test_the_nearest_violations_of_each_symbol_and_of_combinations() -> None:
     assert guards.violations(lambda sizes: sizes["b"] < 100, {"a": 8, "b": 2}, RANGES) == []  # costs too much
 
 
-def test_both_ends_of_all_sizes_together_if_one_of_them_has_no_expression() -> None:
+def test_both_ends_of_all_sizes_together_if_one_of_them_depends_on_several() -> None:
     specs = [TensorSpec("x", "float32", ("a", dim)) for dim in ("b", None)]
     plain, sums = (Contract("m", (one,), (), RANGES) for one in specs)
     assert guards.joint_extremes(plain, BASE) == []
     assert guards.joint_extremes(sums, {**BASE, "c": 3}) == [{"a": 2, "b": 1, "c": 3}]  # the other end costs too much
     assert guards.joint_extremes(sums, {"a": 20, "b": 300}) == [{"a": 2, "b": 1}, {"a": 40, "b": 900}]
+    named = Contract("m", (TensorSpec("x", "float32", ("a", "b", "a+b")),), (), RANGES)
+    assert guards.joint_extremes(named, {"a": 20, "b": 300}) == [{"a": 2, "b": 1}, {"a": 40, "b": 900}]
 
 
 def test_the_range_with_the_most_sizes_around_the_example() -> None:

@@ -37,10 +37,12 @@ class Difference(torch.nn.Module):
         return x[:, past.shape[1] :] + mask
 
 
-def captured(model: torch.nn.Module, x: Range, past: Range, sizes: tuple[int, int, int]) -> Any:
-    """Return a program whose inputs have two named sizes and a third, which no contract can express."""
+def captured(
+    model: torch.nn.Module, x: Range, past: Range, sizes: tuple[int, int, int], mask: str | None = None
+) -> Any:
+    """Return a program whose inputs have two named sizes and a third, `mask`, which depends on both."""
     example = tuple(torch.ones(2, size) for size in sizes)
-    named = (("x", "x"), ("past", "past"), ("mask", None))
+    named = (("x", "x"), ("past", "past"), ("mask", mask))
     specs = tuple(TensorSpec(name, "float32", (2, dim)) for name, dim in named)
     flat = FlatModule(model, flatten_inputs(model, example)).eval()
     return capture.export_program(flat, example, Contract("m", specs, (), {"x": x, "past": past})).module()
@@ -48,8 +50,9 @@ def captured(model: torch.nn.Module, x: Range, past: Range, sizes: tuple[int, in
 
 @pytest.mark.parametrize("model", [Sum(), Part()])
 @pytest.mark.parametrize("x", [Range(1, 16), Range(3, 16)])
-def test_a_sum_is_bounded_by_the_sums_of_the_bounds(model: torch.nn.Module, x: Range) -> None:
-    run = captured(model, x, Range(1, 64), (3, 5, 8))
+@pytest.mark.parametrize("mask", [None, "past+x"])
+def test_a_sum_is_bounded_by_the_sums_of_the_bounds(model: torch.nn.Module, x: Range, mask: str | None) -> None:
+    run = captured(model, x, Range(1, 64), (3, 5, 8), mask)
     for one, other in ((x.min, 1), (x.min, 2), (x.max, 64)):
         (y,) = run(torch.ones(2, one), torch.ones(2, other), torch.ones(2, one + other))
         assert y.shape == (2, one + other)

@@ -15,12 +15,15 @@ import torch
 from support.commands import request_for
 from torch import Tensor, nn
 
+from exporter.core import dimensions
+from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.dimensions import LARGEST_BATCH
 from exporter.core.errors import RecipeError
 from exporter.core.records import Manifest
+from exporter.core.size_range import Range
 from exporter.evidence import golden
 from exporter.model import examples, flattening, recipes, tensor_files
-from exporter.model.sources import saved
+from exporter.model.sources import _saved_inputs, saved
 from exporter.runs import pipeline
 
 # torch.jit.script warns about an annotation in torch.fx.GraphModule, which is not ours.
@@ -498,3 +501,20 @@ def test_an_exported_program_to_every_target(tmp_path: Path) -> None:
     assert {v.name: v.reason for v in manifest.variants if v.status != "passed"} == {}
     assert manifest.contract is not None
     assert manifest.contract.inputs[0].shape == ("batch", 4)
+
+
+def test_the_contract_of_a_program_with_sums_of_sizes() -> None:
+    """The mask has the length of the cache and the new tokens together; the names of sizes can be chosen."""
+    dims = {"x": ("new", 2), "memory": ("past", 2), "mask": ("new+past", None)}
+    specs = tuple(TensorSpec(name, "float32", shape) for name, shape in dims.items())
+    promised = Contract("m", specs, specs[2:], {"new": Range(1, 16), "past": Range(4, 64)})
+    example = [torch.ones(3, 2), torch.ones(5, 2), torch.ones(8, 1)]
+    leaves, sizes, bounds = _saved_inputs.from_contract(promised, example)
+    assert (sizes, bounds) == ({"new": 3, "past": 5}, {"new": (1, 16), "past": (4, 64)})
+    assert [leaf.at({"new": 2, "past": 9}).shape for leaf in leaves] == [(2, 2), (9, 2), (11, 1)]
+    made = [_saved_inputs._made_up(spec, promised) for spec in promised.inputs]
+    assert [tensor.shape for tensor in made] == [(2, 2), (4, 2), (6, 1)]
+    told = _saved_inputs.renamed(promised, [dimensions.parse("tokens=x:0"), dimensions.parse("before=memory:0:4..9")])
+    assert [spec.shape[0] for spec in (*told.inputs, *told.outputs)] == ["tokens", "before", *["before+tokens"] * 2]
+    with pytest.raises(RecipeError, match=r"is derived from another size, new\+past"):
+        _saved_inputs.renamed(promised, [dimensions.parse("all=mask:0")])

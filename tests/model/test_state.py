@@ -28,6 +28,7 @@ from exporter.model.state import stateful as states
 from exporter.model.state.snapshot import Form, Snapshot
 from exporter.model.state.stateful import State, StatefulModule
 from exporter.model.tensors import Tensors
+from exporter.workers import loading
 
 
 def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, State | None]:
@@ -514,6 +515,26 @@ def test_state_without_a_fixed_form_is_refused(model: type[nn.Module], said: str
     recipe.model = model
     with pytest.raises(ExportError, match=said):
         found(recipe)
+
+
+@pytest.mark.parametrize("dim", [None, "past+seq", "(past+seq)//2"])
+def test_state_of_a_size_that_depends_on_several_is_refused(dim: str | None) -> None:
+    specs = [TensorSpec("state.cache", "float32", (dim, 2))]
+    with pytest.raises(ExportError, match=r"state\.cache has a size that the inputs' sizes do not determine"):
+        loading._kept_state(None, None, specs)
+
+
+def test_a_script_cannot_carry_state_of_the_size_of_a_sum() -> None:
+    tensor = StateTensor("cache", "float32", ("past+seq",), 0.0)
+    inputs = (TensorSpec("x", "float32", ("seq",)), TensorSpec("mask", "float32", ("past+seq",)))
+    promised = Contract(
+        "m", inputs, (), {"past": Range(1, 8), "seq": Range(1, 8)}, state=KeptState("inside", (tensor,))
+    )
+    with pytest.raises(ExportError, match=r"the size past\+seq, which no input determines"):
+        carrying._size("past+seq", tensor, promised)
+    with pytest.raises(ExportError, match=r"the size past\+seq, but") as raised:
+        carrying.fixed_initial(promised)
+    assert "--dynamic without past and seq" in raised.value.remedy
 
 
 @pytest.mark.parametrize("recipe", [stateful.nested, stateful.in_a_list, stateful.of_batch, stateful.ring])

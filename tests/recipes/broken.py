@@ -87,6 +87,15 @@ class size_that_nothing_follows:
         return torch.randn(2, 4)
 
 
+class sizes_only_in_a_sum:
+    sizes = {"past": (1, 8), "seq": (1, 8)}
+    load = staticmethod(lambda weights: torch.nn.ReLU())
+
+    @staticmethod
+    def inputs(past: int = 3, seq: int = 2) -> torch.Tensor:
+        return torch.randn(past + seq, 4)
+
+
 class _Broken:
     """Base of recipes: the model is `model`."""
 
