@@ -15,10 +15,11 @@ import torch
 from support.commands import request_for
 from torch import Tensor, nn
 
-from exporter.core import dimensions
+from exporter.core import contract_files, dimensions
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.dimensions import LARGEST_BATCH
 from exporter.core.errors import RecipeError
+from exporter.core.json_codec import to_json
 from exporter.core.records import Manifest
 from exporter.core.size_range import Range
 from exporter.evidence import golden
@@ -518,3 +519,16 @@ def test_the_contract_of_a_program_with_sums_of_sizes() -> None:
     assert [spec.shape[0] for spec in (*told.inputs, *told.outputs)] == ["tokens", "before", *["before+tokens"] * 2]
     with pytest.raises(RecipeError, match=r"is derived from another size, new\+past"):
         _saved_inputs.renamed(promised, [dimensions.parse("all=mask:0")])
+
+
+def test_a_program_may_have_a_size_of_its_own_for_what_is_a_sum_in_its_contract(tmp_path: Path) -> None:
+    class Summed(nn.Module):
+        def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+            return x.sum() + memory.sum() + mask.sum()
+
+    args = tuple(torch.ones(size, 2) for size in (3, 5, 8))
+    path = save_exported(tmp_path / "model.pt2", Summed(), args, tuple({0: Dim.AUTO} for _ in args))
+    specs = tuple(TensorSpec(name, "float32", (dim, 2)) for name, dim in (("x", "a"), ("memory", "b"), ("mask", "a+b")))
+    promised = Contract("m", specs, (), {"a": Range(2, 9), "b": Range(2, 9)}, target="export")
+    contract_files.append_to_zip(path, to_json(promised))
+    assert recipes.example_sizes(load(path).inputs) == {"a": 3, "b": 5, "batch": 8}

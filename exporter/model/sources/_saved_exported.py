@@ -213,7 +213,8 @@ def _symbols(
         for axis, expression in _moving(one.value):
             for symbol in sorted(expression.free_symbols - found.keys(), key=str):
                 promised = contract.inputs[index].shape[axis] if contract and expression == symbol else None
-                name = promised if isinstance(promised, str) else _name(symbol, one.name, axis, found)
+                own = contract is not None and promised in contract.symbols  # not a size that depends on others
+                name = str(promised) if own else _name(symbol, one.name, axis, found)
                 low, high = _bounds(program, symbol, LARGEST if axis else LARGEST_BATCH)
                 known = contract.symbols.get(name) if contract else None
                 if known is not None:
