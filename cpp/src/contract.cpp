@@ -11,15 +11,13 @@
 namespace exporter {
 namespace {
 
-constexpr std::size_t kUnset = static_cast<std::size_t>(-1);
+/// The sizes of the symbols in one call, and the inputs that determined them.
+struct Bindings {
+  explicit Bindings(std::size_t count) : sizes(count), inputs(count) {}
 
-/// The size of a symbol in one call, and the input that determined it.
-struct Binding {
-  std::int64_t size = 0;
-  std::size_t input = kUnset;
+  KnownSizes sizes;
+  std::vector<std::size_t> inputs;
 };
-
-using Bindings = std::vector<Binding>;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::contract, message); }
 
@@ -42,10 +40,21 @@ void check_fixed(const TensorSpec& spec, std::size_t dimension, std::int64_t wan
 }
 
 /// Returns the size of a symbol and the input it comes from, as text.
-std::string describe_binding(const Contract& contract, const Symbol& symbol,
-                             const Binding& binding) {
-  return symbol.name + " is " + std::to_string(binding.size) + " (from " +
-         contract.inputs[binding.input].name + ")";
+std::string describe_binding(const Contract& contract, std::size_t symbol,
+                             const Bindings& bindings) {
+  return contract.symbols[symbol].name + " is " + std::to_string(*bindings.sizes[symbol]) +
+         " (from " + contract.inputs[bindings.inputs[symbol]].name + ")";
+}
+
+/// Returns the known symbols of an expression, as the end of a message.
+std::string describe_known(const Contract& contract, const Expression& expression,
+                           const Bindings& bindings) {
+  std::string text;
+  for (const auto& term : terms_of(expression)) {
+    if (!bindings.sizes[term.symbol]) continue;
+    text += (text.empty() ? ", for " : " and ") + describe_binding(contract, term.symbol, bindings);
+  }
+  return text;
 }
 
 /// Returns whether the symbol may have one of these sizes.
@@ -62,55 +71,100 @@ bool allows_any(const Symbol& symbol, Interval sizes) {
   return most - rest >= least;
 }
 
-void bind(const Contract& contract, std::size_t input, std::size_t dimension, std::size_t index,
-          std::int64_t size, Bindings& bindings) {
+std::int64_t largest(const Symbol& symbol) {
+  if (!symbol.choices.empty()) return std::ranges::max(symbol.choices);
+  return symbol.max - symbol.max % symbol.multiple_of;
+}
+
+void set_size(const Contract& contract, std::size_t input, std::size_t dimension, std::size_t index,
+              std::int64_t size, Bindings& bindings, const std::string& because = {}) {
   const Symbol& symbol = contract.symbols[index];
   if (!symbol.allows(size)) {
     refuse(at_dimension(contract.inputs[input], dimension) + ": " + symbol.name + " is " +
-           std::to_string(size) + ", the contract allows " + describe_range(symbol));
+           std::to_string(size) + ", the contract allows " + describe_range(symbol) + because);
   }
-  bindings[index] = {size, input};
+  bindings.sizes[index] = size;
+  bindings.inputs[index] = input;
 }
 
 void check_symbol(const Contract& contract, std::size_t input, std::size_t dimension,
                   std::size_t index, std::int64_t got, Bindings& bindings) {
-  const Binding& binding = bindings[index];
-  if (binding.input == kUnset) {
-    bind(contract, input, dimension, index, got, bindings);
-  } else if (binding.size != got) {
+  if (!bindings.sizes[index]) {
+    set_size(contract, input, dimension, index, got, bindings);
+  } else if (*bindings.sizes[index] != got) {
     refuse(at_dimension(contract.inputs[input], dimension) + " is " + std::to_string(got) +
-           " but " + describe_binding(contract, contract.symbols[index], binding));
+           " but " + describe_binding(contract, index, bindings));
   }
 }
 
-/// Binds the symbol of an expression if exactly one size fits and the symbol is not bound yet.
-void bind_solved(const Contract& contract, std::size_t input, std::size_t dimension,
+/// How many symbols of an expression are unknown, and the last of them.
+struct Unknown {
+  std::size_t count = 0, symbol = 0;
+};
+
+Unknown unknown_of(const Expression& expression, const KnownSizes& sizes) {
+  Unknown unknown;
+  const auto look = [&](std::size_t symbol) {
+    if (!sizes[symbol]) unknown = {unknown.count + 1, symbol};
+  };
+  look(expression.symbol);
+  for (const Expression::Term& term : expression.others) look(term.symbol);
+  return unknown;
+}
+
+/// Binds the unknown symbol of an expression if there is only one, and exactly one size fits.
+/// Returns whether it did.
+bool bind_solved(const Contract& contract, std::size_t input, std::size_t dimension,
                  const Expression& expression, std::int64_t got, Bindings& bindings) {
-  if (expression.divisor != 1 || bindings[expression.symbol].input != kUnset) return;
-  const Interval sizes = solve(expression, got);
-  if (sizes.min == sizes.max) {
-    bind(contract, input, dimension, expression.symbol, sizes.min, bindings);
-  }
+  const Unknown unknown = unknown_of(expression, bindings.sizes);
+  if (expression.divisor != 1 || unknown.count != 1) return false;
+  const Interval sizes = solve(expression, got, unknown.symbol, bindings.sizes);
+  if (sizes.min != sizes.max) return false;
+  set_size(contract, input, dimension, unknown.symbol, sizes.min, bindings,
+           expression.others.empty() ? "" : describe_known(contract, expression, bindings));
+  return true;
 }
 
-/// Checks an expression against the symbol's size, or, if that is unknown, against its range.
+/// Returns whether unknown symbols can give the expression this value. Of several, only the
+/// smallest and the largest sizes count.
+bool may_be(const Contract& contract, const Expression& expression, std::int64_t got,
+            const Unknown& unknown, const KnownSizes& known) {
+  if (unknown.count == 1) {
+    return allows_any(contract.symbols[unknown.symbol],
+                      solve(expression, got, unknown.symbol, known));
+  }
+  KnownSizes least = known, most = known;
+  for (const auto& term : terms_of(expression)) {
+    if (known[term.symbol]) continue;
+    least[term.symbol] = contract.symbols[term.symbol].smallest();
+    most[term.symbol] = largest(contract.symbols[term.symbol]);
+  }
+  return value_at(expression, least) <= got && got <= value_at(expression, most);
+}
+
+/// Checks an expression against the symbols' sizes, or, if some are unknown, against their ranges.
 void check_expression(const Contract& contract, std::size_t input, std::size_t dimension,
                       const Expression& expression, std::int64_t got, const Bindings& bindings) {
-  const Symbol& symbol = contract.symbols[expression.symbol];
-  const Binding& binding = bindings[expression.symbol];
+  const Unknown unknown = unknown_of(expression, bindings.sizes);
+  const auto text = [&] { return to_string(expression, contract.symbols); };
   const auto where = [&] {
     return at_dimension(contract.inputs[input], dimension) + " is " + std::to_string(got);
   };
-  if (binding.input != kUnset) {
-    const std::int64_t want = expression.at(binding.size);
+  if (unknown.count == 0) {
+    const std::int64_t want = value_at(expression, bindings.sizes);
     if (got == want) return;
-    refuse(where() + ", not " + to_string(expression, symbol.name) + " = " + std::to_string(want) +
-           ", for " + describe_binding(contract, symbol, binding));
+    refuse(where() + ", not " + text() + " = " + std::to_string(want) +
+           describe_known(contract, expression, bindings));
   }
-  if (!allows_any(symbol, solve(expression, got))) {
-    refuse(where() + ": no " + symbol.name + " of " + describe_range(symbol) + " gives " +
-           to_string(expression, symbol.name) + " = " + std::to_string(got));
+  if (may_be(contract, expression, got, unknown, bindings.sizes)) return;
+  std::string allowed;
+  for (const auto& term : terms_of(expression)) {
+    if (bindings.sizes[term.symbol]) continue;
+    const Symbol& symbol = contract.symbols[term.symbol];
+    allowed += (allowed.empty() ? "" : " and ") + symbol.name + " of " + describe_range(symbol);
   }
+  refuse(where() + ": no " + allowed + " gives " + text() + " = " + std::to_string(got) +
+         describe_known(contract, expression, bindings));
 }
 
 /// Calls `action(input, dimension, expression, size)` for every dimension that is an expression.
@@ -159,8 +213,20 @@ Bindings check_inputs(const Contract& contract, std::span<const at::Tensor> give
   return guarded(ErrorKind::contract, "the inputs cannot be inspected", [&] {
     Bindings bindings(contract.symbols.size());
     for (std::size_t i = 0; i < given.size(); ++i) check_input(contract, i, given[i], bindings);
-    for_each_expression(contract, given,
-                        [&](const auto&... where) { bind_solved(contract, where..., bindings); });
+    bool bound = false;
+    const auto solve_all = [&](bool sums) {
+      bound = false;
+      for_each_expression(contract, given,
+                          [&](std::size_t input, std::size_t dimension,
+                              const Expression& expression, std::int64_t got) {
+                            if (expression.others.empty() == sums) return;
+                            bound |=
+                                bind_solved(contract, input, dimension, expression, got, bindings);
+                          });
+    };
+    solve_all(false);
+    do solve_all(true);
+    while (bound);  // another sum may have only one unknown symbol now
     for_each_expression(contract, given, [&](const auto&... where) {
       check_expression(contract, where..., bindings);
     });
@@ -180,11 +246,7 @@ void Contract::check(std::span<const at::Tensor> given) const {
 }
 
 KnownSizes sizes_of(const Contract& contract, std::span<const at::Tensor> own_inputs) {
-  KnownSizes sizes;
-  for (const Binding& found : check_inputs(contract, own_inputs, contract.own_inputs())) {
-    sizes.push_back(found.input == kUnset ? std::nullopt : std::optional(found.size));
-  }
-  return sizes;
+  return check_inputs(contract, own_inputs, contract.own_inputs()).sizes;
 }
 
 std::string describe_range(const Symbol& symbol) {
@@ -212,7 +274,7 @@ std::string describe_shape(const TensorSpec& spec, const Contract& contract) {
     } else if (const auto* follows = std::get_if<SymbolSize>(&dimension)) {
       text += contract.symbols[follows->symbol].name;
     } else if (const auto* expression = std::get_if<Expression>(&dimension)) {
-      text += to_string(*expression, contract.symbols[expression->symbol].name);
+      text += to_string(*expression, contract.symbols);
     } else {
       text += "?";
     }

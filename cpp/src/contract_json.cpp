@@ -88,10 +88,8 @@ Dimension read_dimension(const json& node, const std::vector<Symbol>& symbols) {
     if (size < 0) malformed("a dimension is " + std::to_string(size));
     return FixedSize{size};
   }
-  const auto text = node.get<std::string>();
-  auto [name, expression] = parse_expression(text);
-  expression.symbol = index_of(name, symbols);
-  if (name == text) return SymbolSize{expression.symbol};
+  Expression expression = parse_expression(node.get<std::string>(), symbols);
+  if (is_symbol(expression)) return SymbolSize{expression.symbol};
   return expression;
 }
 

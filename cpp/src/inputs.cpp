@@ -57,7 +57,7 @@ std::vector<std::int64_t> shape_of(const TensorSpec& spec, const std::vector<std
     std::int64_t size = 1;
     if (const auto* fixed = std::get_if<FixedSize>(&dimension)) size = fixed->size;
     if (const auto* follows = std::get_if<SymbolSize>(&dimension)) size = sizes[follows->symbol];
-    if (const auto* of = std::get_if<Expression>(&dimension)) size = of->at(sizes[of->symbol]);
+    if (const auto* of = std::get_if<Expression>(&dimension)) size = of->at(sizes);
     if (size < 0) refuse(spec.name + " has a dimension of " + std::to_string(size));
     shape.push_back(size);
   }

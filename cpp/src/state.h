@@ -2,15 +2,11 @@
 
 #include <exporter/contract.h>
 
-#include <cstdint>
-#include <optional>
 #include <span>
-#include <vector>
+
+#include "expression.h"
 
 namespace exporter {
-
-/// The size of each symbol of a contract, if known.
-using KnownSizes = std::vector<std::optional<std::int64_t>>;
 
 /// Returns the sizes in a call with these inputs, which exclude the state's. Throws Error(contract)
 /// if they do not fit.

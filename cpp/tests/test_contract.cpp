@@ -4,6 +4,7 @@
 
 #include <array>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "support.h"
@@ -131,8 +132,9 @@ void check_sizes(const Contract& contract, int x, int y, int z) {
 }
 
 TEST_CASE("reads expressions") {
-  for (const std::string text : {"n", "2*n+1", "n-1", "n//16", "(n+1)//2", "(2*n-3)//4", "(2*n)//3",
-                                 "9223372036854775807*n"}) {
+  for (const std::string text :
+       {"n", "2*n+1", "n-1", "n//16", "(n+1)//2", "(2*n-3)//4", "(2*n)//3", "9223372036854775807*n",
+        "m+n", "m+n-1", "3*m+2*n+1", "(m+n)//2", "(m+2*n+1)//2"}) {
     const Contract c = of_sizes(text, "m", "n");
     CHECK(exporter::describe_shape(c.inputs[0], c) == "[" + text + "]");
   }
@@ -141,25 +143,51 @@ TEST_CASE("reads expressions") {
   CHECK(c.symbols[expression.symbol].name == "n");
   CHECK(expression.at(7) == 2);
   CHECK(expression.at(1) == -1);  // rounded down, not towards zero
+  CHECK(expression.others.empty());
+}
+
+TEST_CASE("reads sums of several symbols") {
+  const Contract c = of_sizes("(m+2*n-3)//4", "m", "n");
+  const auto& sum = std::get<exporter::Expression>(c.inputs[0].shape[0]);
+  REQUIRE(sum.others.size() == 1u);
+  CHECK(c.symbols[sum.symbol].name == "m");
+  CHECK(sum.factor == 1);
+  CHECK(c.symbols[sum.others[0].symbol].name == "n");
+  CHECK(sum.others[0].factor == 2);
+  std::vector<std::int64_t> sizes(2);
+  sizes[sum.symbol] = 3;
+  sizes[sum.others[0].symbol] = 7;
+  CHECK(sum.at(sizes) == 3);
+  sizes = {0, 0};
+  CHECK(sum.at(sizes) == -1);
+  const auto most = std::numeric_limits<std::int64_t>::max();
+  const exporter::Expression huge{
+      .symbol = 0, .factor = most, .others = {{0, most}, {0, most}, {0, most}, {0, most}}};
+  CHECK(huge.at(std::vector{most}) == most);  // the nearest number of 64 bits
+  CHECK(exporter::describe_shape(c.inputs[0], c) == "[(m+2*n-3)//4]");
+  CHECK(c.example_inputs({{"m", 3}, {"n", 7}})[0].size(0) == 3);
 }
 
 TEST_CASE("refuses expressions") {
   for (const std::string text :
-       {"",       "2",     "n+",  "n-x",  "+n",       "n*2", "2n",
-        "2*",     "(n",    "n)",  "(n+1", "n+1)//2 ", "n/2", "n//",
-        "n//0",   "n//-2", "0*n", "-1*n", "n+1//2",   "n m", "99999999999999999999*n",
-        "n//2//2"}) {
+       {"",        "2",     "n+",    "n-x",  "+n",       "n*2",   "2n",
+        "2*",      "(n",    "n)",    "(n+1", "n+1)//2 ", "n/2",   "n//",
+        "n//0",    "n//-2", "0*n",   "-1*n", "n+1//2",   "n m",   "99999999999999999999*n",
+        "n//2//2", "n+m+",  "m+1+n", "m-n",  "m*n",      "m+0*n", "(m+n",
+        "m+n//2",  "m//2+n"}) {
     CHECK_ERROR(artifact, "file: the contract cannot be read: `" + text + "` is not a size: ",
                 of_sizes(text, "m", "n"));
   }
   const std::vector<std::pair<std::string, std::string>> longer = {
-      {"1*n", "n"},     {"n+0", "n"},  {"(n)//2", "n//2"}, {"(n+1)//1", "n+1"},
-      {"(2*n)", "2*n"}, {"n//1", "n"}, {"02*n", "2*n"},    {"2*n//3", "(2*n)//3"}};
+      {"1*n", "n"},     {"n+0", "n"},   {"(n)//2", "n//2"},   {"(n+1)//1", "n+1"},
+      {"(2*n)", "2*n"}, {"n//1", "n"},  {"02*n", "2*n"},      {"2*n//3", "(2*n)//3"},
+      {"n+m", "m+n"},   {"n+n", "2*n"}, {"n+m+2*n", "m+3*n"}, {"(n+m-1)//2", "(m+n-1)//2"}};
   for (const auto& [text, shortest] : longer) {
     CHECK_ERROR(artifact, "`" + text + "` is not a size: write it as " + shortest,
                 of_sizes(text, "m", "n"));
   }
   CHECK_ERROR(artifact, "symbol k has no range", of_sizes("2*k+1", "m", "n"));
+  CHECK_ERROR(artifact, "symbol k has no range", of_sizes("k+n", "m", "n"));
 }
 
 TEST_CASE("follows a known symbol") {
@@ -182,6 +210,39 @@ TEST_CASE("solves for a symbol") {
               check_sizes(c, 2, 15, 1));
   CHECK_ERROR(contract, "y dim 0: n is 21, the contract allows 2 to 20", check_sizes(c, 10, 62, 1));
   CHECK_ERROR(contract, "y dim 0: n is 1, the contract allows 2 to 20", check_sizes(c, 0, 2, 1));
+}
+
+TEST_CASE("checks a sum of known symbols") {
+  const Contract c = of_sizes("m+n", "m", "n");
+  check_sizes(c, 8, 3, 5);
+  CHECK_ERROR(contract, "x dim 0 is 7, not m+n = 8, for m is 3 (from y) and n is 5 (from z)",
+              check_sizes(c, 7, 3, 5));
+  const Contract half = of_sizes("(m+2*n+1)//2", "m", "n");
+  check_sizes(half, 7, 3, 5);
+  CHECK_ERROR(contract, "x dim 0 is 6, not (m+2*n+1)//2 = 7", check_sizes(half, 6, 3, 5));
+}
+
+TEST_CASE("solves a sum for its last unknown symbol") {
+  const Contract c = of_sizes("m+2*n-1", "m", "n//2");
+  check_sizes(c, 12, 3, 2);
+  CHECK_ERROR(contract, "z dim 0 is 3, not n//2 = 2, for n is 5 (from x)",
+              check_sizes(c, 12, 3, 3));
+  CHECK_ERROR(contract, "x dim 0: n is 21, the contract allows 2 to 20, for m is 3 (from y)",
+              check_sizes(c, 44, 3, 10));
+  CHECK_ERROR(contract, "x dim 0 is 11: no n of 2 to 20 gives m+2*n-1 = 11, for m is 3 (from y)",
+              check_sizes(c, 11, 3, 2));
+  const Contract rounded = of_sizes("(m+n)//4", "m", "m");  // n is not determined
+  check_sizes(rounded, 2, 3, 3);
+  CHECK_ERROR(contract, "x dim 0 is 0: no n of 2 to 20 gives (m+n)//4 = 0, for m is 3 (from y)",
+              check_sizes(rounded, 0, 3, 3));
+}
+
+TEST_CASE("bounds a sum of unknown symbols") {
+  const Contract c = of_sizes("m+n", "(m+n+1)//2", "m+n+1");
+  check_sizes(c, 8, 4, 9);
+  CHECK_ERROR(contract, "x dim 0 is 2: no m of 1 to 9 and n of 2 to 20 gives m+n = 2",
+              check_sizes(c, 2, 2, 3));
+  CHECK_ERROR(contract, "x dim 0 is 30: no m", check_sizes(c, 30, 15, 31));
 }
 
 TEST_CASE("bounds an unknown symbol") {
@@ -353,6 +414,22 @@ TEST_CASE("reads states") {
   const Contract unknown = of_initial("int64", R"(["n"])", "1");  // (n+1)//2 does not determine n
   CHECK_ERROR(contract, "state.s cannot be created: the inputs do not determine n",
               unknown.initial_state(given));
+}
+
+TEST_CASE("makes a state of the size of a sum") {
+  const std::string sum = R"(["batch+n"])";
+  const Contract c = Contract::parse(
+      R"({"schema": 2, "model": "m", "target": "trace", "device": "cpu", "outputs": [],
+          "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", "n"]}],
+          "symbols": {"batch": {"min": 1, "max": 8}, "n": {"min": 1, "max": 8}},
+          "state": {"kept": "inside", "tensors": [
+            {"name": "s", "dtype": "float32", "shape": ["batch+n"], "initial": 0.5}]}})",
+      "f.pt");
+  CHECK(at::equal(c.initial_state(std::vector<at::Tensor>{at::zeros({3, 2})})[0],
+                  at::full({5}, 0.5)));
+  const Contract unknown = of_initial("float32", sum, "1");  // (n+1)//2 does not determine n
+  CHECK_ERROR(contract, "state.s cannot be created: the inputs do not determine n",
+              unknown.initial_state(std::vector<at::Tensor>{at::zeros({2, 1})}));
 }
 
 TEST_CASE("reads initial values") {

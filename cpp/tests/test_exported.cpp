@@ -15,6 +15,7 @@ using exporter::program::find_number_function;
 using exporter::program::Guard;
 using exporter::program::read_printed_size;
 using exporter::program::read_size;
+using Factors = std::map<std::string, std::int64_t>;
 
 namespace {
 
@@ -65,18 +66,30 @@ TEST_CASE("refuses numbers that do not fit") {
   CHECK(message_of([] { compute("_operator.floordiv", {1.0, 0}); }) == "division by zero");
 }
 
-TEST_CASE("reads sizes that follow one symbol") {
+TEST_CASE("reads sizes that follow symbols") {
   const std::string n = "Symbol('s77', positive=True, integer=True)";
   const auto twice = read_size("Add(Mul(Integer(2), " + n + "), Integer(-1))");
   REQUIRE(twice);
-  CHECK(twice->symbol == "s77");
-  CHECK(twice->factor == 2);
+  CHECK(twice->factors == Factors{{"s77", 2}});
   CHECK(twice->offset == -1);
   const auto half = read_size("FloorDiv(Add(" + n + ", Integer(1)), Integer(2))");
   REQUIRE(half);
   CHECK(half->offset == 1);
   CHECK(half->divisor == 2);
-  CHECK(!read_size("Mul(" + n + ", Symbol('s2', integer=True))"));
+  const std::string m = "Symbol('s2', integer=True)";
+  const auto sum = read_size("Add(Mul(Integer(2), " + n + "), " + m + ", " + m + ", Integer(3))");
+  REQUIRE(sum);
+  CHECK(sum->factors == Factors{{"s2", 2}, {"s77", 2}});
+  CHECK(sum->offset == 3);
+  const auto scaled = read_size("FloorDiv(Mul(Integer(3), Add(" + m + ", " + n + ")), Integer(2))");
+  REQUIRE(scaled);
+  CHECK(scaled->factors == Factors{{"s2", 3}, {"s77", 3}});
+  CHECK(scaled->divisor == 2);
+  const std::string most = "Integer(9223372036854775807)";
+  CHECK(!read_size("Add(Mul(" + most + ", " + n + "), " + n + ")"));
+  CHECK(!read_size("Mul(Integer(2), Add(" + m + ", Mul(" + most + ", " + n + ")))"));
+  CHECK(!read_size("FloorDiv(" + n + ", " + m + ")"));
+  CHECK(!read_size("Mul(" + n + ", " + m + ")"));
   CHECK(!read_size("Pow(" + n + ", Integer(2))"));
   CHECK(!read_size("Add(" + n));
   CHECK(!read_size(std::string(100'000, '(')));
@@ -85,12 +98,10 @@ TEST_CASE("reads sizes that follow one symbol") {
 TEST_CASE("reads sizes as sympy prints them") {
   const auto plain = read_printed_size("s77"), derived = read_printed_size("2*s7_1 - 3");
   REQUIRE(plain);
-  CHECK(plain->symbol == "s77");
-  CHECK(plain->factor == 1);
+  CHECK(plain->factors == Factors{{"s77", 1}});
   CHECK(plain->offset == 0);
   REQUIRE(derived);
-  CHECK(derived->symbol == "s7_1");
-  CHECK(derived->factor == 2);
+  CHECK(derived->factors == Factors{{"s7_1", 2}});
   CHECK(derived->offset == -3);
   for (const char* text : {"", "4", "4*", "s1 + ", "s1 + s2", "s1 + -1", "s1**2", "2*s1 + 1 + 1"}) {
     CHECK(!read_printed_size(text));

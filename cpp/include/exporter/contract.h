@@ -60,15 +60,28 @@ struct SymbolSize {
   bool operator==(const SymbolSize&) const = default;
 };
 
-/// A size computed from a symbol's size: (factor * size + offset) / divisor, rounded down.
+/// A size computed from the sizes of symbols: (factor * size + offset) / divisor, rounded down. If
+/// it depends on a sum of several symbols, such as `past+seq`, `others` has the further ones.
 struct Expression {
-  std::size_t symbol = 0;    ///< index into Contract::symbols
-  std::int64_t factor = 1;   ///< positive
-  std::int64_t offset = 0;   ///< may be negative
-  std::int64_t divisor = 1;  ///< positive
+  /// A symbol with its factor.
+  struct Term {
+    std::size_t symbol = 0;   ///< index into Contract::symbols
+    std::int64_t factor = 1;  ///< positive
 
-  /// Returns the value for this size of the symbol.
+    bool operator==(const Term&) const = default;
+  };
+
+  std::size_t symbol = 0;         ///< index into Contract::symbols
+  std::int64_t factor = 1;        ///< positive
+  std::int64_t offset = 0;        ///< may be negative
+  std::int64_t divisor = 1;       ///< positive
+  std::vector<Term> others = {};  ///< added to factor * size; the names are in alphabetical order
+
+  /// Returns the value for this size of the symbol. The expression must depend on only one.
   std::int64_t at(std::int64_t size) const;
+
+  /// Returns the value for the sizes of all of the contract's symbols, in their order.
+  std::int64_t at(std::span<const std::int64_t> sizes) const;
 
   bool operator==(const Expression&) const = default;
 };

@@ -55,7 +55,7 @@ class SizeReader {
   Found symbol() {
     const auto end = text_.find('\''), close = text_.find(')');
     if (end == std::string_view::npos || close == std::string_view::npos) return std::nullopt;
-    LinearSize found{std::string(text_.substr(0, end)), 1};
+    LinearSize found{{{std::string(text_.substr(0, end)), 1}}};
     text_.remove_prefix(close + 1);
     return found;
   }
@@ -71,25 +71,29 @@ class SizeReader {
   }
 
   static Found product(const LinearSize& a, const LinearSize& b) {
-    const LinearSize &number = a.symbol.empty() ? a : b, &other = a.symbol.empty() ? b : a;
+    const LinearSize &number = a.factors.empty() ? a : b, &other = a.factors.empty() ? b : a;
     LinearSize made = other;
-    const bool overflows = __builtin_mul_overflow(other.factor, number.offset, &made.factor) ||
-                           __builtin_mul_overflow(other.offset, number.offset, &made.offset);
-    if (!number.symbol.empty() || other.divisor != 1 || overflows) return std::nullopt;
+    bool overflows = __builtin_mul_overflow(other.offset, number.offset, &made.offset);
+    for (auto& [symbol, factor] : made.factors) {
+      overflows |= __builtin_mul_overflow(factor, number.offset, &factor);
+    }
+    if (!number.factors.empty() || other.divisor != 1 || overflows) return std::nullopt;
     return made;
   }
 
   static Found sum(const LinearSize& a, const LinearSize& b) {
-    if (!a.symbol.empty() && !b.symbol.empty() && a.symbol != b.symbol) return std::nullopt;
     if (a.divisor != 1 || b.divisor != 1) return std::nullopt;
-    LinearSize made{a.symbol.empty() ? b.symbol : a.symbol};
-    const bool overflows = __builtin_add_overflow(a.factor, b.factor, &made.factor) ||
-                           __builtin_add_overflow(a.offset, b.offset, &made.offset);
+    LinearSize made = a;
+    bool overflows = __builtin_add_overflow(a.offset, b.offset, &made.offset);
+    for (const auto& [symbol, factor] : b.factors) {
+      std::int64_t& sum = made.factors[symbol];
+      overflows |= __builtin_add_overflow(sum, factor, &sum);
+    }
     return overflows ? std::nullopt : Found(made);
   }
 
   static Found quotient(const LinearSize& a, const LinearSize& b) {
-    if (a.divisor != 1 || !b.symbol.empty() || b.offset < 1) return std::nullopt;
+    if (a.divisor != 1 || !b.factors.empty() || b.offset < 1) return std::nullopt;
     LinearSize made = a;
     made.divisor = b.offset;
     return made;
@@ -121,17 +125,18 @@ std::optional<LinearSize> read_size(std::string_view text) {
 }
 
 std::optional<LinearSize> read_printed_size(std::string_view text) {
-  LinearSize size{{}, 1};
-  if (const auto factor = take_number(text)) {
+  LinearSize size;
+  const auto factor = take_number(text);
+  if (factor) {
     if (!text.starts_with('*')) return std::nullopt;
     text.remove_prefix(1);
-    size.factor = *factor;
   }
   const auto is_part = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
   const auto end = std::ranges::find_if_not(text, is_part);
-  size.symbol.assign(text.begin(), end);
-  text.remove_prefix(size.symbol.size());
-  if (size.symbol.empty()) return std::nullopt;
+  const std::string symbol(text.begin(), end);
+  text.remove_prefix(symbol.size());
+  if (symbol.empty()) return std::nullopt;
+  size.factors = {{symbol, factor.value_or(1)}};
   if (text.empty()) return size;
   const bool is_negative = text.starts_with(" - ");
   if (!is_negative && !text.starts_with(" + ")) return std::nullopt;

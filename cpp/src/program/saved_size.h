@@ -1,16 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace exporter::program {
 
-/// A size that depends on one symbol: (factor * symbol + offset) / divisor, rounded down.
+/// A size that depends on a sum of symbols: (factor * symbol + … + offset) / divisor, rounded down.
 struct LinearSize {
-  std::string symbol;  ///< empty: the size is `offset`
-  std::int64_t factor = 0, offset = 0, divisor = 1;
+  std::map<std::string, std::int64_t> factors;  ///< by symbol; empty: the size is `offset`
+  std::int64_t offset = 0, divisor = 1;
 };
 
 /// Reads an expression as sympy's srepr writes it, such as

@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "../expression.h"
 #include "program.h"
 #include "saved_size.h"
 
@@ -13,12 +14,12 @@ namespace {
 /// torch.export records a minimum of 2 where it assumed nothing, and its own check accepts less.
 constexpr std::int64_t kAssumedMin = 2;
 
-/// Narrows a symbol to the sizes for which `size` of it, such as 2*s + 1, is in the range.
+/// Narrows a symbol to the sizes for which `size` of it alone, such as 2*s + 1, is in the range.
 void narrow(Symbol& symbol, const LinearSize& size, const SavedRange& range) {
   // In 128 bits, because a file may hold any number.
   using Wide = __int128;
   using Limits = std::numeric_limits<std::int64_t>;
-  const Wide factor = size.factor, offset = size.offset;
+  const Wide factor = size.factors.begin()->second, offset = size.offset;
   const auto floored = [&](Wide bound) {
     const Wide rest = bound - offset;
     return rest / factor - (rest % factor < 0 ? 1 : 0);
@@ -46,19 +47,21 @@ std::size_t symbol_index(Contract& contract, const std::string& name, const Save
   }
   for (const auto& [text, range] : program.ranges) {
     const auto size = read_printed_size(text);
-    const bool is_derived = size && size->symbol == name && size->factor >= 1 && text != name;
+    const bool is_derived = size && size->factors.begin()->first == name &&
+                            size->factors.begin()->second >= 1 && text != name;
     if (is_derived) narrow(symbol, *size, range);
   }
   contract.symbols.push_back(symbol);
   return contract.symbols.size() - 1;
 }
 
-/// Sets the hint of a symbol if the hint of a size of it determines it.
+/// Sets the hint of a symbol if the hint of a size of it alone determines it.
 void set_hint(Symbol& symbol, const LinearSize& size, std::optional<std::int64_t> hint) {
   std::int64_t rest = 0;
   if (symbol.hint || !hint || size.divisor != 1) return;
-  if (__builtin_sub_overflow(*hint, size.offset, &rest) || rest % size.factor != 0) return;
-  symbol.hint = rest / size.factor;
+  const std::int64_t factor = size.factors.begin()->second;
+  if (__builtin_sub_overflow(*hint, size.offset, &rest) || rest % factor != 0) return;
+  symbol.hint = rest / factor;
 }
 
 /// Returns a dimension. Only inputs introduce symbols, because a size of an output that no input
@@ -68,14 +71,23 @@ Dimension dimension_of(const SavedSize& saved, Contract& contract, const SavedPr
   if (const auto* size = std::get_if<std::int64_t>(&saved)) return FixedSize{*size};
   const auto& symbolic = std::get<SymbolicSize>(saved);
   const auto linear = read_size(symbolic.expression);
-  if (!linear || linear->symbol.empty() || linear->factor < 1) return AnySize{};
-  const bool known =
-      std::ranges::find(contract.symbols, linear->symbol, &Symbol::name) != contract.symbols.end();
-  if (!is_input && !known) return AnySize{};
-  const std::size_t symbol = symbol_index(contract, linear->symbol, program);
-  if (is_input) set_hint(contract.symbols[symbol], *linear, symbolic.hint);
-  if (linear->factor == 1 && linear->offset == 0 && linear->divisor == 1) return SymbolSize{symbol};
-  return Expression{symbol, linear->factor, linear->offset, linear->divisor};
+  if (!linear || linear->factors.empty()) return AnySize{};
+  Expression made{.offset = linear->offset, .divisor = linear->divisor};
+  for (const auto& [name, factor] : linear->factors) {
+    const bool known =
+        std::ranges::find(contract.symbols, name, &Symbol::name) != contract.symbols.end();
+    if (factor < 1 || (!is_input && !known)) return AnySize{};
+  }
+  for (const auto& [name, factor] : linear->factors) {
+    made.others.push_back({symbol_index(contract, name, program), factor});
+  }
+  made.symbol = made.others.front().symbol;
+  made.factor = made.others.front().factor;
+  made.others.erase(made.others.begin());
+  const bool alone = made.others.empty();
+  if (is_input && alone) set_hint(contract.symbols[made.symbol], *linear, symbolic.hint);
+  if (is_symbol(made)) return SymbolSize{made.symbol};
+  return made;
 }
 
 TensorSpec spec_of(std::string name, const TensorMeta& meta, Contract& contract,
