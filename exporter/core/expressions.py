@@ -128,8 +128,9 @@ def fit(names: Sequence[str], seen: Seen) -> Expression | None:
 
     Among the observations are some in which only one of the symbols differs from the first. Returns None if no
     expression fits, or if these are fewer than three distinct ones for a symbol; for the plain sum of several symbols,
-    two are enough. If several offsets fit, prefers rounding down, then rounding up, then an offset of -1 or 1, then
-    the offset nearest to 0.
+    two are enough. A quotient of a sum is not tried: too many fit, and a sum of two quotients looks like one. If
+    several offsets fit, prefers rounding down, then rounding up, then an offset of -1 or 1, then the offset nearest
+    to 0.
     """
     base = seen[0][0]
     alone = {
@@ -139,7 +140,7 @@ def fit(names: Sequence[str], seen: Seen) -> Expression | None:
     few = {name for name, pairs in alone.items() if len(set(pairs)) < 3}
     if few and len(alone) == 1:
         return None
-    for divisor in DIVISORS[:1] if few else DIVISORS:
+    for divisor in DIVISORS if len(alone) == 1 else (1,):
         choices = [
             [f for f in _factors(pairs, divisor, name in few) if _range(((f * n, v) for n, v in pairs), divisor)]
             for name, pairs in alone.items()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from exporter.core.contract_records import Dim, TensorSpec
 from exporter.core.errors import ContractError, ExportError, RecipeError
 from exporter.core.expressions import Seen, fit
-from exporter.core.probing import describe, nearest, probes
+from exporter.core.probing import describe, probes
 from exporter.core.size_range import Range, Sizes
-
-NEAR = (-8, 16)  # how far from the example sizes are drawn, in steps
-DRAWN = 12  # how many joint sizes are drawn to verify a rounded sum
 
 Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
 Observed = Sequence[tuple[Sizes, tuple[TensorSpec, ...]]]
@@ -97,32 +93,15 @@ def probe_shapes(
 
 
 def _joint_sizes(observed: Observed, symbols: Mapping[str, Range]) -> Iterator[Sizes]:
-    """Yield sizes at which to verify the sums of sizes that fit the observations; none if no sum fits.
-
-    One joint change is enough for a plain sum. A rounded one needs more: many fit a few sizes, and the sum of two
-    quotients looks like the quotient of a sum until both have a rest.
-    """
+    """Yield sizes at which to verify the sums of sizes that fit the observations; none if no sum fits."""
     seen = [dim for _, dims in _dims(observed) for dim in dims]
     sums = [e for dim in seen if len(names := _moving(dim, symbols)) > 1 and (e := fit(names, dim))]
     base, names = observed[0][0], sorted({name for one in sums for name in one.names})
     if not names:
         return
     others = {name: probes(base[name], symbols[name]) for name in names}
-    wanted = [{name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(others.items())}]
-    for divisor in sorted({one.divisor for one in sums} - {1}):
-        for further in (1, (divisor + 1) // 2, divisor - 1):
-            wanted.append({name: _further(base[name], symbols[name], further, divisor) for name in names})
-    if len(wanted) > 1:
-        drawn = random.Random(0)
-        steps = {name: symbols[name].multiple_of for name in names}
-        near = [{name: base[name] + steps[name] * drawn.randint(*NEAR) for name in names} for _ in range(DRAWN)]
-        wanted += [{name: nearest(size, symbols[name]) for name, size in sizes.items()} for sizes in near]
-    unique = {describe(sizes): sizes for sizes in wanted}
+    both = (
+        {name: sizes[(i + shift) % len(sizes)] for i, (name, sizes) in enumerate(others.items())} for shift in (0, 1)
+    )
+    unique = {describe(sizes): sizes for sizes in both}
     yield from ({**base, **sizes} for sizes in unique.values())
-
-
-def _further(base: int, bounds: Range, by: int, divisor: int) -> int:
-    """Return the base plus `by`, up to multiples of the divisor, or any other size if none of these is allowed."""
-    near = bounds.choices or [base + i * bounds.multiple_of for i in (*range(1, divisor + 1), *range(-1, -divisor, -1))]
-    fits = (size for size in near if size != base and bounds.allows(size) and (size - base - by) % divisor == 0)
-    return next(fits, probes(base, bounds)[0])

@@ -325,6 +325,7 @@ def test_which_symbols_the_inputs_tell() -> None:
 
 
 DECODER = {"past": Range(1, 64), "seq": Range(1, 16)}
+TOGETHER = [{"past": 6, "seq": 5, "layers": 2}, {"past": 7, "seq": 7, "layers": 2}]
 
 
 def test_sums_of_sizes_are_inferred() -> None:
@@ -333,14 +334,12 @@ def test_sums_of_sizes_are_inferred() -> None:
             s["past"],
             s["past"] + s["seq"],
             2 * s["past"] + s["seq"] - 1,
-            (2 * s["past"] + s["seq"] + 1) // 2,
-            (s["past"] + s["seq"] + 3) // 4,
             768 * s["past"] + 3 * s["seq"],
         ),
         base={"past": 5, "seq": 3},
         symbols=DECODER,
     )[0].shape
-    expected = ("past", "past+seq", "2*past+seq-1", "(2*past+seq+1)//2", "(past+seq+3)//4", "768*past+3*seq")
+    expected = ("past", "past+seq", "2*past+seq-1", "768*past+3*seq")
     assert shape == expected
 
 
@@ -352,13 +351,14 @@ def test_what_only_looks_like_a_sum_has_no_expression(base: dict[str, int]) -> N
             s["past"] * s["seq"],
             max(s["past"], s["seq"]),
             s["past"] // 2 + s["seq"] // 2,
+            (s["past"] + s["seq"]) // 2,  # a sum, but many others fit what a few probes show
             -(-s["past"] // 3) - (-s["seq"] // 3),
             s["past"] - s["seq"] + 70,
         ),
         base=base,
         symbols=DECODER,
     )[0].shape
-    assert shape == (None,) * 5
+    assert shape == (None,) * 6
 
 
 def test_sizes_move_together_only_to_verify_a_sum() -> None:
@@ -374,9 +374,9 @@ def test_sizes_move_together_only_to_verify_a_sum() -> None:
         return [sizes for sizes in probes if sizes["past"] != 5 and sizes["seq"] != 3]
 
     assert probe(lambda s: (s["past"], 2 * s["seq"], s["past"] ** 2 + s["seq"])) == []
-    assert probe(lambda s: (s["past"] + s["seq"], s["past"])) == [{"past": 6, "seq": 5, "layers": 2}]
-    assert probe(lambda s: (s["past"] * s["seq"],)) == [{"past": 6, "seq": 5, "layers": 2}]
-    assert len(probe(lambda s: ((s["past"] + s["seq"]) // 2,))) > 5
+    assert probe(lambda s: (s["past"] + s["seq"], s["past"])) == TOGETHER
+    assert probe(lambda s: (s["past"] * s["seq"],)) == TOGETHER
+    assert probe(lambda s: ((s["past"] + s["seq"]) // 2,)) == []
 
 
 @pytest.mark.parametrize("error", [ExportError, RecipeError])
