@@ -142,14 +142,26 @@ class _Model:
                 of = f" in multiples of {step[0]}" if step else ""
                 cause = f"the range {low} to {high}{of} is empty"
                 raise self.file.error(self.place("ranges", size), cause, "[min, max] or [min, max, step]")
-        choices = itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},)), variants)
-        for device, sizes, variant in choices:
+        for device, sizes in itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},))):
+            whole = self._request(source, variants, out, device, sizes)
+            self._require_valid(whole)
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
-            name = source_lines.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
-            request = self._request(source, variant, out / layout.stem(name), device, sizes)
-            self._or_error("model", request.validate)
-            gates = replace(self.gates, min_speedup=None, over=EAGER) if variant.name == self.gates.over else self.gates
-            yield Step(name, request, gates, self.file.line(("models", self.index)), lines)
+            for variant in variants:
+                name = source_lines.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
+                request = replace(whole.part(variant), out=out / layout.stem(name))
+                self._or_error("model", request.validate)
+                over = variant.name == self.gates.over
+                gates = replace(self.gates, min_speedup=None, over=EAGER) if over else self.gates
+                yield Step(name, request, gates, self.file.line(("models", self.index)), lines)
+
+    def _require_valid(self, whole: Request) -> None:
+        """Raise an error with the line of the setting that is not valid for the variants together."""
+        try:
+            whole.validate()
+        except UsageError as error:
+            given = str(error).partition(" ")[0]
+            named = (one.key for one in settings(RunSettings) if one.key in self.all and given in one.flag.split("/"))
+            raise self.error(next(named, None) or "model", str(error), error.remedy) from error
 
     def _or_error(self, key: str, function: Any, *arguments: Any) -> Any:
         """Call the function and add the setting's line to a UsageError."""
@@ -181,13 +193,19 @@ class _Model:
                 raise self.file.error(here, cause, remedy)
 
     def _request(
-        self, source: recipes.Source, variant: targets.Variant, out: Path, device: str, sizes: dict[str, int]
+        self,
+        source: recipes.Source,
+        variants: tuple[targets.Variant, ...],
+        out: Path,
+        device: str,
+        sizes: dict[str, int],
     ) -> Request:
         asked = _settings(RunSettings, self.all)
+        portable = any(map(targets.is_portable, variants)) and asked.get("portable", False)
         return Request(
             source.label,
             source,
-            (variant,),
+            variants,
             out,
             device,
             sizes=sizes,
@@ -198,7 +216,7 @@ class _Model:
             command=self.command,
             asked=_absolute_name(source) or self.own["model"],
             least_runs=0 if self.gates.max_p99_ms is None else runs_for(99),
-            **asked | {"portable": targets.is_portable(variant) and asked.get("portable", False)},
+            **asked | {"portable": portable},
         )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exporter import targets
 from exporter.core import machine_code, probing
 from exporter.core.contract_records import FP32
 from exporter.core.errors import ExportError, UsageError
-from exporter.core.option import command_line, pick
+from exporter.core.option import command_line, pick, settings
 from exporter.core.precisions import MIXED, SMALL_WEIGHTS
 from exporter.core.records import Goal, Manifest, RequestRecord
 from exporter.core.settings import WEIGHTS, RunSettings, SizeSettings, SourceSettings
@@ -113,6 +113,11 @@ class Request(RunSettings, SizeSettings):
         if self.portable and any(map(_is_package, self.variants)):
             machine_code.require_portable()
 
+    def part(self, variant: targets.Variant) -> Request:
+        """Return the request for one of the variants alone, without the settings that apply only to others."""
+        defaults = {one.name: one.default for one in settings(RunSettings)}
+        return replace(self, variants=(variant,), **{name: defaults[name] for name in _not_of(variant)})
+
     def job(self, work: Path) -> Job:
         """Return the description that jobs get, with `work` for their temporary files."""
         job: Job = pick(Job, self, work=work, options=pick(targets.Options, self, scratch=str(work)))
@@ -190,8 +195,7 @@ def _not_of(variant: targets.Variant) -> Iterator[str]:
         yield "channels_last"
     if not targets.is_portable(variant):
         yield "portable"
-    if not targets.is_live(variant):
-        yield "fullgraph"
+    yield "tune" if targets.is_live(variant) else "fullgraph"
     if not _rounds(variant):
         yield "keep_float"
 

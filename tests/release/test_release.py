@@ -36,6 +36,7 @@ from exporter.core.parity_records import Parity
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, SessionRecord
 from exporter.core.size_range import Range
+from exporter.model import recipes
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run, schema
 from exporter.release.plan import Gates
 from exporter.runs.request import Request
@@ -110,6 +111,41 @@ def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: st
     with pytest.raises(UsageError) as raised:
         planned(tmp_path, text)
     assert str(raised.value).startswith(f"{tmp_path}/{message}")
+
+
+def test_settings_apply_to_the_steps_that_they_are_for(tmp_path: Path) -> None:
+    text = """
+        targets = ["trace", "compile", "compile:default", "onnx"]
+        tune = 1.0
+        entries = ["batch=1"]
+        inductor = ["freezing=False"]
+        fallback = ["aten.silu"]
+        session_options = ["execution_mode=parallel"]
+        graph_optimization = "basic"
+        channels_last = true
+        [[models]]
+        model = "bert"
+        """
+    names = "tune", "entries", "inductor", "fallback", "session_options", "graph_optimization", "channels_last"
+    default = Request("", recipes.find("bert"), (), tmp_path)
+    found = {
+        step.variant.name: {name for name in names if getattr(step.request, name) != getattr(default, name)}
+        for step in planned(tmp_path, text)
+    }
+    assert found == {
+        "trace": {"tune", "channels_last"},
+        "compile": {"tune", "entries", "inductor", "fallback"},
+        "compile:default": {"inductor"},
+        "onnx": {"tune", "session_options", "graph_optimization"},
+    }
+
+
+def test_a_setting_that_no_target_of_a_model_takes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match="toml:2: entries: --entries applies only to packages of the compile"
+    ) as raised:
+        planned(tmp_path, "targets = ['trace', 'onnx']\nentries = ['batch=1']\n" + MODELS)
+    assert raised.value.remedy == "remove it, or add the target compile"
 
 
 def test_all_errors_are_reported_together(tmp_path: Path) -> None:
