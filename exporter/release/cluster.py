@@ -21,7 +21,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -344,5 +344,5 @@ def _arrive(step: Step, made: Made) -> Outcome:
     try:
         archive.receive(memoryview(made.packed), f"the result of {step.name}", place, LIMIT)
     except ArtifactError as error:
-        return Outcome(None, str(error), error.remedy)
-    return Outcome(place)
+        return Outcome(None, str(error), error.remedy, made.outcome.seconds)
+    return replace(made.outcome, place=place)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,6 +28,7 @@ class Outcome:
     place: Path | None = None
     reason: str = ""
     remedy: str = ""
+    seconds: float = 0.0  # how long the export took
 
 
 Outcomes = Generator[tuple[Step, Outcome], None, None]
@@ -48,13 +50,14 @@ def perform(
     The bundle is written at `place` if the caller moves it from there. The outcome holds any failure of this step.
     Raises BundleError if the disk fails.
     """
+    began = time.monotonic()
     try:
         _, made = pipeline.run(step.request, listener, place, zygotes)
     except BundleError:
         raise
     except ExporterError as error:
-        return Outcome(None, str(error), error.remedy)
-    return Outcome(made)
+        return Outcome(None, str(error), error.remedy, time.monotonic() - began)
+    return Outcome(made, seconds=time.monotonic() - began)
 
 
 @dataclass(frozen=True)

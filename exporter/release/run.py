@@ -33,6 +33,7 @@ class Row:
     remedy: str = ""
     measured: Measurements = field(default_factory=Measurements)
     checks: tuple[Check, ...] = ()
+    seconds: float = 0.0  # how long this run exported it; 0 if it was kept
 
     @property
     def passed(self) -> bool:
@@ -170,11 +171,12 @@ def _record(step: Step, manifest: Manifest | None, outcome: Outcome | None = Non
 
 def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
     record = _record(step, done.get(step.name), outcome)
-    place = outcome.place if outcome else step.request.out
+    place, seconds = (outcome.place, outcome.seconds) if outcome else (step.request.out, 0.0)
     if record.status == "failed":
-        return Row(step, place, False, f"failed at {record.stage}: {record.reason}", record.remedy)
+        reason = f"failed at {record.stage}: {record.reason}"
+        return Row(step, place, False, reason, record.remedy, seconds=seconds)
     baseline = done.get(step.beside(step.gates.over))
     over = measure(next(r for r in baseline.variants if r.name == step.gates.over)) if baseline else None
     measured = measure(record, step.gates.cpp, done[step.name].metric if step.name in done else None)
     checks = check(step.gates, measured, over) + ranges(step.request.ranges, record)
-    return Row(step, place, outcome is None, measured=measured, checks=checks)
+    return Row(step, place, outcome is None, measured=measured, checks=checks, seconds=seconds)

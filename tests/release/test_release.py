@@ -840,9 +840,10 @@ def test_json_and_markdown_output(tmp_path: Path) -> None:
 
 
 def test_junit_output(tmp_path: Path) -> None:
-    junit.write(rows_of(tmp_path), tmp_path / "junit.xml")
+    junit.write([replace(row, seconds=40.5) for row in rows_of(tmp_path)], tmp_path / "junit.xml")
     report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     assert (report.tests, report.failures) == (5, 2)
+    assert [(report.time, [suite.time for suite in report])] == [(121.5, [121.5])]
     cases = [case for suite in report for case in suite if case.result]
     assert [(case.classname, case.name) for case in cases] == [
         ("bert/cpu/trace@bf16", "max_mb"),
@@ -893,6 +894,15 @@ def test_junit_replaces_characters_that_xml_forbids(tmp_path: Path) -> None:
     report = junitparser.JUnitXml.fromfile(str(path))
     found = [case.result[0].message for suite in report for case in suite if case.result]
     assert found[-1] == "\ufffd[31mred\ufffd \ufffd\U0001f600"
+
+
+@pytest.mark.usefixtures("no_models")
+def test_rows_have_the_seconds_that_their_export_took(tmp_path: Path) -> None:
+    steps = planned(tmp_path, MODELS + "targets = ['trace', 'script']")
+    rows = run.run(steps, steps, tmp_path / "out", False, executor.Local(), Listener())
+    assert [row.seconds > 0 for row in rows] == [True, True]
+    rows = run.run(steps, steps, tmp_path / "out", True, executor.Local(), Listener())
+    assert [(row.kept, row.seconds) for row in rows] == [(True, 0.0), (True, 0.0)]
 
 
 @pytest.mark.usefixtures("no_models")
