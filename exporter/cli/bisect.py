@@ -23,7 +23,7 @@ OWN = ("timeout", "as_json", "quiet")  # options that apply to bundles too
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Directory for repro.py and issue.md.  [default: BUNDLE-bisect/VARIANT]",
+    help="Directory for repro.py and issue.md.  [default: NAME-bisect/VARIANT in the current folder]",
 )
 @click.option(
     "--fix",

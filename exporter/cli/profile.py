@@ -18,7 +18,8 @@ from exporter.core.settings import SessionSettings
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Directory for the page, the Chrome traces, TensorBoard's folders and the JSON.  [default: BUNDLE-profile]",
+    help="Directory for the page, the Chrome traces, TensorBoard's folders and the JSON.  "
+    "[default: NAME-profile in the current folder, for a bundle NAME]",
 )
 @click.option("--seconds", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Timed seconds a variant.")
 @click.option(
