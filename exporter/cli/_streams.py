@@ -1,4 +1,6 @@
-"""Keep a command running when its output is closed, full, or a pipe without a reader.
+"""Keep a command running when its output is closed, full, a pipe without a reader, or lacks a character.
+
+An encoding such as ISO-8859-1 has no ellipsis, for example: plain characters are written instead.
 
 If a standard descriptor is closed at the start, the next file that is opened gets its number, and anything printed
 would be written into that file.
@@ -6,6 +8,7 @@ would be written into that file.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -18,6 +21,12 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+SUBSTITUTED = "exporter.substituted"  # the name of the error handler of both streams
+_PLAIN = {
+    "…": "...", "±": "+-", "≤": "<=", "≥": ">=", "≈": "~", "→": "->", "←": "<-", "—": "-", "•": "*", "✓": "+", "✗": "x",
+    "─": "-", "━": "-", "│": "|", "┃": "|", "├": "+", "└": "+", "μ": "u", "\ufffd": "?",
+    "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{MINUS SIGN}": "-",
+}  # fmt: skip
 LOST = 74  # the exit code if the work succeeded but the output cannot be written: EX_IOERR of sysexits.h
 
 
@@ -93,6 +102,18 @@ def _reopened() -> set[int]:
 def _text(output: Output, old: TextIO | None) -> io.TextIOWrapper:
     if old is not None:
         old.flush()
-    encoding, errors = (old.encoding, old.errors) if old is not None else ("utf-8", "backslashreplace")
+    encoding, errors = (old.encoding, old.errors) if old is not None else ("utf-8", "strict")
+    is_utf8 = codecs.lookup(encoding).name == "utf-8"
+    if errors in ("strict", "backslashreplace") or (errors == "surrogateescape" and not is_utf8):
+        codecs.register_error(SUBSTITUTED, _substituted)
+        errors = SUBSTITUTED
     by_line = output.fileno() == 2 or output.isatty()
     return io.TextIOWrapper(io.BufferedWriter(output), encoding, errors, line_buffering=by_line)
+
+
+def _substituted(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return plain characters for one that the encoding lacks, or its number, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    plain = _PLAIN.get(error.object[error.start])
+    return codecs.backslashreplace_errors(error) if plain is None else (plain, error.start + 1)

@@ -114,7 +114,7 @@ def fill(
         take(place, file, root / file.path)
     _take_golden(place, golden(place, manifest), root / GOLDEN)
     sums = {file.path: file.sha256 for file in variant.files} | {GOLDEN: checksums.of(root / GOLDEN)}
-    (root / checksums.NAME).write_text(checksums.text(sums))  # the runner requires it
+    (root / checksums.NAME).write_text(checksums.text(sums), encoding="utf-8")  # the runner requires it
     libraries = _operators(variant.contract, ops_libs)
     start = Start(f"/lib/{_copy_programs(root, libraries)}", tuple(f"/lib/{file.name}" for file in libraries))
     (root / "tmp").mkdir()
@@ -122,8 +122,8 @@ def fill(
     words = start.words("verify", f"/{variant.artifact.path}")
     script = (f'"$here{word}"' if word.startswith("/") else word for word in start.words('"$@"'))
     about = {"model": manifest.model.name, "variant": variant.name, "artifact": variant.artifact.path}
-    (root / "README").write_text(README.format(**about, command=shlex.join(words)))
-    (root / "run").write_text(SCRIPT.format(command=" ".join(script)))
+    (root / "README").write_text(README.format(**about, command=shlex.join(words)), encoding="utf-8")
+    (root / "run").write_text(SCRIPT.format(command=" ".join(script)), encoding="utf-8")
     (root / "run").chmod(0o755)
     return start, _judge(root, manifest, variant, start)
 

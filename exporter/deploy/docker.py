@@ -94,7 +94,7 @@ def deploy(
             text, parity = _from_scratch(root, place, manifest, variant, ops_libs)
         else:
             text, parity = _with_onnxruntime(root, place, manifest, variant)
-        (root / "Dockerfile").write_text(text)
+        (root / "Dockerfile").write_text(text, encoding="utf-8")
         return publish(root, out, Deployment(KIND, manifest.model.name, variant.name, parity))
 
 

@@ -98,7 +98,7 @@ def deploy(
         recorded = golden(place, manifest)
         layout.verify(place, recorded)
         _warm_up(config, root / WARMUP, place / recorded.path)
-        (root / CONFIG).write_text(_text(config, variant.contract))
+        (root / CONFIG).write_text(_text(config, variant.contract), encoding="utf-8")
         return publish(root, out, Deployment(KIND, model, variant.name))
 
 
@@ -160,7 +160,7 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
     except ArtifactError:
         raise BundleError(f"{out / CONFIG} was edited", "move the model away, or choose another --name") from None
     others = [path for path in out.iterdir() if path.name.isdigit() and path.name != str(version)]
-    if others and (differing := _differing(config, (out / CONFIG).read_text())):
+    if others and (differing := _differing(config, (out / CONFIG).read_text(encoding="utf-8"))):
         raise UsageError(
             f"versions {', '.join(sorted(path.name for path in others))} of {out.name} have a different {differing} in "
             f"{CONFIG}, which all versions share",

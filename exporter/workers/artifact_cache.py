@@ -197,7 +197,7 @@ def keep(key: str, path: Path, exported: Exported, seconds: float) -> None:
             for file in files:
                 _link(file, partial / file.name)
             sums = {file.name: hash_of(partial / file.name) for file in files}
-            (partial / RECORD).write_text(to_json(Built(exported, seconds, sums)))
+            (partial / RECORD).write_text(to_json(Built(exported, seconds, sums)), encoding="utf-8")
             partial.rename(root / key)  # fails if another process was faster
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -33,6 +33,21 @@ def test_a_reader_that_stops_early(made_bundle: Path, form: str) -> None:
     assert (code, len(out), err) == (0, 1, "")
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "latin-1:surrogateescape"])
+def test_an_encoding_that_lacks_characters(made_bundle: Path, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "release.toml").write_text('[[models]]\nmodel = "bert"\nname = "größe-中"\ntargets = ["trace"]\n')
+    setting = f"export PYTHONIOENCODING={encoding}"
+    code, out, err = shell(f"{setting}; exporter report '{made_bundle}'")
+    assert (code, err) == (0, "")
+    assert "-----" in out
+    code, out, err = shell(f"{setting}; exporter release '{tmp_path}/release.toml' --dry-run | iconv -f latin1")
+    assert (code, err) == (0, "")
+    assert "\\u4e2d/cpu/trace" in out
+    code, out, err = shell(f"{setting}; exporter report '{tmp_path}/größe' 2>&1 | iconv -f latin1")
+    assert (code, err) == (2, "")
+    assert out.startswith("Error: ")
+
+
 @pytest.mark.parametrize(
     ("where", "said"),
     [(">&-", "it is closed"), (">&- <&-", "it is closed"), ("> /dev/full", "No space left on device")],
