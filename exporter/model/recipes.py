@@ -14,6 +14,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import pickle
 import pkgutil
 import sys
@@ -132,7 +133,7 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
     if colon and path.endswith(".py"):
         if not Path(path).is_file():
             raise UsageError(f"there is no file {path}", "check the path")
-        return Source("file", str(Path(path).resolve()), attribute, inputs_file)
+        return Source("file", _utf8(Path(path).resolve()), attribute, inputs_file)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
@@ -143,6 +144,18 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
         )
     module, _, attribute = known[name].partition(":")
     return Source("name", module, attribute or "", inputs_file, name=name)
+
+
+def _utf8(path: Path) -> str:
+    """Return a path as text. Raises UsageError if it is not UTF-8: torch records the path of the model's code."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the path of the recipe is not valid UTF-8: {os.fsencode(path)!r}",
+            "rename the file or folder that has other bytes in its name, or copy it to another path",
+        ) from error
+    return str(path)
 
 
 def resolve(name: str, how: SourceSettings, weights: str = "auto") -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -389,3 +390,12 @@ def test_inputs_are_read_by_content(tmp_path: Path, name: str) -> None:
     save_file({"x": torch.ones(5, 4)}, tmp_path / name)
     assert load("tiny:lonely", str(tmp_path / name)).inputs()["x"].shape == (5, 4)
     assert _saved_files.load_tensors(tmp_path / name)["x"].shape == (5, 4)
+
+
+def test_a_recipe_in_a_path_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"a\xffb")
+    folder.mkdir()
+    (folder / "net.py").write_text("")
+    with pytest.raises(UsageError, match=r"the path of the recipe is not valid UTF-8: b'.*/a\\xffb/net\.py'") as raised:
+        recipes.find(f"{folder}/net.py:net")
+    assert raised.value.remedy.startswith("rename the file or folder")
