@@ -6,6 +6,7 @@ know about them.
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class FlatInputs:
 
 
 _ABSENT = object()
+_CONSTANTS = (str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,8 +163,8 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def output_leaves(output: Any, leave_out: Collection[str] = ()) -> tuple[tuple[str, ...], Tensors]:
     """Return names and tensors of a model's output, without the items named in `leave_out` and their content.
 
-    Numbers become zero-dimensional tensors; None and text are omitted. Raises ExportError if nothing remains, or for
-    data that no artifact can return.
+    Numbers become zero-dimensional tensors; None is omitted, and objects without tensors. Raises ExportError if nothing
+    remains, or for data that no artifact can return.
     """
     named = list(_outputs(output, "", frozenset(leave_out)))
     if not named:
@@ -176,17 +178,15 @@ def _outputs(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     if name in leave_out or structure.holds_itself(value, inside):
         return
-    tensor = _as_tensor(value)
+    tensor = _as_tensor(value, name)
     if tensor is not None:
         if form := unusual_form(tensor):
-            what = f"the model's output {name}".rstrip()
-            remedy = f"return tensor.to_dense(), or omit it with --leave-out {name or 'NAME'}"
-            raise ExportError(f"{what} is {form}, and artifacts return only dense ones", remedy)
+            raise _refused(name, f"is {form}, and artifacts return only dense ones", "return tensor.to_dense()")
         yield name, tensor
         return
     items = structure.contained(value)
     if items is None:
-        _refuse_data(value, name)
+        _refuse_data(value, name, inside)
         whole = any(
             map(structure.is_cache, (*inside, value))
         )  # a quantized cache keeps its tensors in private attributes
@@ -194,6 +194,11 @@ def _outputs(
         items = [(key, item) for key, item in items if structure.holds_tensors(item)]
     for key, item in items:
         yield from _outputs(item, output_name(name, key), leave_out, (*inside, value))
+
+
+def _refused(name: str, what: str, advice: str) -> ExportError:
+    whole = " ".join(filter(None, ("the model's output", name, what)))
+    return ExportError(whole, f"{advice}, or omit it with --leave-out {name or 'NAME'}")
 
 
 def output_name(name: str, key: str) -> str:
@@ -220,18 +225,20 @@ def _names(value: Any, name: str, inside: tuple[Any, ...] = ()) -> Iterator[str]
             yield from _names(item, output_name(name, key), (*inside, value))
 
 
-def _refuse_data(value: Any, name: str) -> None:
-    """Raise ExportError for data that is not in tensors and would be missing from every artifact."""
-    numbers = isinstance(value, (complex, Iterator)) or hasattr(value, "__array__")
-    if numbers or (isinstance(value, Set) and any(_as_tensor(item) is not None for item in value)):
-        what = f"the model's output {name}".rstrip()
-        raise ExportError(
-            f"{what} is of type {type(value).__name__}, which no artifact can return",
-            f"return tensors, or lists and dicts of them; or omit it with --leave-out {name or 'NAME'}",
-        )
+def _refuse_data(value: Any, name: str, inside: Sequence[Any]) -> None:
+    """Raise ExportError for data that is not in tensors and would be missing from every artifact.
+
+    Constants are data in containers, but settings in other objects.
+    """
+    refused = isinstance(value, (complex, Iterator)) or hasattr(value, "__array__")
+    if isinstance(value, _CONSTANTS):
+        refused = bool(name) and all(structure.contained(outer) is not None for outer in inside)
+    if refused or (isinstance(value, Set) and any(_as_tensor(item, name) is not None for item in value)):
+        what = f"is of type {type(value).__name__}, which no artifact can return"
+        raise _refused(name, what, "return tensors, or lists and dicts of them")
 
 
-def _as_tensor(leaf: Any) -> torch.Tensor | None:
+def _as_tensor(leaf: Any, name: str) -> torch.Tensor | None:
     if isinstance(leaf, torch.Tensor):
         return leaf
     for kinds, dtype in (

@@ -72,7 +72,7 @@ class Odd:
         (ONE, ("output",)),
         ((ONE, TWO), ("output0", "output1")),
         ({"logits": ONE, "hidden": [ONE, TWO]}, ("logits", "hidden.0", "hidden.1")),
-        ({"logits": ONE, "loss": None, "name": "x", "steps": 3}, ("logits", "steps")),
+        ({"logits": ONE, "loss": None, "steps": 3}, ("logits", "steps")),
         (collections.namedtuple("Out", "a b")(ONE, TWO), ("a", "b")),
         ((Odd(), ONE), ("output1",)),
     ],
@@ -233,7 +233,7 @@ def test_objects_that_contain_themselves() -> None:
         flatten_inputs(Takes(), {"past": knot})
 
 
-@pytest.mark.parametrize("data", [numpy.zeros(2), {1, 2}, iter([ONE]), 1j])
+@pytest.mark.parametrize("data", [numpy.zeros(2), {1, 2}, iter([ONE]), 1j, "x", b"x", torch.half, torch.device("cpu")])
 def test_outputs_of_unsupported_types_are_refused_by_name(data: Any) -> None:
     with pytest.raises(ExportError, match=f"output extra.0 is of type {type(data).__name__}") as raised:
         output_leaves({"logits": ONE, "extra": [data]})
@@ -292,6 +292,14 @@ def test_torch_export_can_trace_the_flat_module(strict: bool) -> None:
     flat = flattening.FlatModule(Returns(), flatten_inputs(Returns(), TWO), ["pair.0"]).eval()
     program = torch.export.export(flat, (TWO,), strict=strict)
     assert [t.tolist() for t in program.module()(ONE + TWO)] == [[3, 3], [4, 4], [2, 2]]
+
+
+def test_constants_in_objects_are_settings() -> None:
+    cache = Cache()
+    cache.about = {"name": "x", "dtype": torch.half, "window": ONE}  # type: ignore[attr-defined]
+    assert output_leaves((ONE, cache))[0] == (
+        *("output0", "output1.ssm_states.0", "output1.ssm_states.1", "output1.about.window"),
+    )
 
 
 def test_numbers_are_tensors_without_dimensions() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.core.contract_records import Contract
 from exporter.core.dimensions import NamedDim
 from exporter.core.errors import RecipeError
 from exporter.model.examples import Inputs, with_dims
-from exporter.model.flattening import flatten_inputs, output_leaves
+from exporter.model.flattening import flatten_inputs
 from exporter.model.recipes import FunctionRecipe, Recipe, Source, example_sizes
 from exporter.model.sources import _saved_files
 from exporter.model.sources._saved_inputs import example_for, from_contract, renamed
@@ -114,7 +115,7 @@ def _why_fixed(model: Interpreter, given: Mapping[str, Any], recipe: Recipe, gue
 
 
 def _shapes(output: Any) -> list[torch.Size]:
-    return [tensor.shape for tensor in output_leaves(output)[1]]
+    return [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def _first_line(error: Exception) -> str:
