@@ -247,7 +247,12 @@ def _as_tensor(leaf: Any, name: str) -> torch.Tensor | None:
         ((float, torch.SymFloat), torch.get_default_dtype()),
     ):
         if isinstance(leaf, kinds):
-            return torch.scalar_tensor(leaf, dtype=dtype)
+            try:
+                return torch.scalar_tensor(leaf, dtype=dtype)
+            except (OverflowError, RuntimeError) as error:
+                if type(leaf) is not int:
+                    raise
+                raise _refused(name, "is an integer beyond the 64 bits of a tensor", "return a float") from error
     return None
 
 

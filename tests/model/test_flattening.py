@@ -302,6 +302,14 @@ def test_constants_in_objects_are_settings() -> None:
     )
 
 
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 900])
+def test_numbers_beyond_64_bits_are_refused_by_name(number: int) -> None:
+    with pytest.raises(ExportError, match="output count is an integer beyond the 64 bits of a tensor") as raised:
+        output_leaves({"logits": ONE, "count": number})
+    assert "--leave-out count" in raised.value.remedy
+    assert output_leaves({"logits": ONE, "count": number}, ["count"])[0] == ("logits",)
+
+
 def test_numbers_are_tensors_without_dimensions() -> None:
     names, (steps, ratio, done) = output_leaves((3, 0.5, True))
     assert names == ("output0", "output1", "output2")
