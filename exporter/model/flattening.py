@@ -187,9 +187,8 @@ def _outputs(
     items = structure.contained(value)
     if items is None:
         _refuse_data(value, name, inside)
-        whole = any(
-            map(structure.is_cache, (*inside, value))
-        )  # a quantized cache keeps its tensors in private attributes
+        # A quantized cache keeps its tensors in private attributes.
+        whole = any(map(structure.is_cache, (*inside, value)))
         items = [(key, item) for key, item in structure.attributes(value) if whole or key[0] != "_"]
         items = [(key, item) for key, item in items if structure.holds_tensors(item)]
     for key, item in items:
@@ -226,10 +225,7 @@ def _names(value: Any, name: str, inside: tuple[Any, ...] = ()) -> Iterator[str]
 
 
 def _refuse_data(value: Any, name: str, inside: Sequence[Any]) -> None:
-    """Raise ExportError for data that is not in tensors and would be missing from every artifact.
-
-    Constants are data in containers, but settings in other objects.
-    """
+    """Raise ExportError for data that every artifact would lack. Constants in objects are settings, not data."""
     refused = isinstance(value, (complex, Iterator)) or hasattr(value, "__array__")
     if isinstance(value, _CONSTANTS):
         refused = bool(name) and all(structure.contained(outer) is not None for outer in inside)
@@ -247,8 +243,9 @@ def _as_tensor(leaf: Any, name: str) -> torch.Tensor | None:
         ((float, torch.SymFloat), torch.get_default_dtype()),
     ):
         if isinstance(leaf, kinds):
+            number = int(leaf) if type(leaf) is bool else leaf  # torch.jit.trace cannot record scalar_tensor of a bool
             try:
-                return torch.scalar_tensor(leaf, dtype=dtype)
+                return torch.scalar_tensor(number, dtype=dtype)
             except (OverflowError, RuntimeError) as error:
                 if type(leaf) is not int:
                     raise

@@ -282,6 +282,11 @@ def test_only_existing_outputs_can_be_left_out() -> None:
     assert raised.value.remedy == "it returns logits, cache"
 
 
+class Constants(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return True, 3, 0.5, x + 1
+
+
 class Returns(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return {"y": x + 1, "pair": (x, [2 * x]), "cache": Frozen(x)}
@@ -308,6 +313,12 @@ def test_numbers_beyond_64_bits_are_refused_by_name(number: int) -> None:
         output_leaves({"logits": ONE, "count": number})
     assert "--leave-out count" in raised.value.remedy
     assert output_leaves({"logits": ONE, "count": number}, ["count"])[0] == ("logits",)
+
+
+def test_a_trace_returns_numbers() -> None:
+    flat = flattening.FlatModule(Constants(), flatten_inputs(Constants(), TWO)).eval()
+    done, steps, ratio, _ = torch.jit.trace(flat, TWO)(TWO)
+    assert (done.dtype, done.item(), steps.item(), ratio.item()) == (torch.bool, True, 3, 0.5)
 
 
 def test_numbers_are_tensors_without_dimensions() -> None:
