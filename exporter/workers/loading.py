@@ -306,6 +306,13 @@ def _idle(name: str, inputs: Sequence[TensorSpec]) -> RecipeError:
             f"no input dimension tells {name} from the other sizes in {sums[0]}",
             f"make {sums[0]} one size of the recipe, or use {name} in another dimension too",
         )
+    unknown = [f"{spec.name} dim {axis}" for spec in inputs for axis, dim in enumerate(spec.shape) if dim is None]
+    if unknown:
+        return RecipeError(
+            f"no input dimension tells {name}: {unknown[0]} depends on sizes in a way that no contract can express, "
+            "such as a product",
+            f"give {unknown[0]} one size of its own in the recipe, or split it into one dimension for each size",
+        )
     return RecipeError(
         f"no input dimension depends on {name}", f"use {name} in the recipe's inputs, or remove it from its sizes"
     )

@@ -96,6 +96,12 @@ class sizes_only_in_a_sum:
         return torch.randn(past + seq, 4)
 
 
+class sizes_only_in_a_product(sizes_only_in_a_sum):
+    @staticmethod
+    def inputs(past: int = 3, seq: int = 2) -> torch.Tensor:
+        return torch.randn(past * seq, 4)
+
+
 class _Broken:
     """Base of recipes: the model is `model`."""
 

@@ -227,6 +227,7 @@ def test_a_run_that_loses_a_variant_keeps_the_last_good_bundle(
         ("sizes_name_a_stranger", "sizes names sequence"),
         ("sizes_upside_down", "range 8 to 2"),
         ("size_that_nothing_follows", "no input dimension depends on batch"),
+        ("sizes_only_in_a_product", r"no input dimension tells past: input dim 0 depends on sizes in a way that no"),
         ("sizes_only_in_a_sum", r"no input dimension tells past from the other sizes in past\+seq"),
     ],
 )
