@@ -16,6 +16,8 @@ from exporter.core.limits import LARGEST
 from exporter.core.records import SCHEMA
 
 Record = TypeVar("Record")
+LONGEST = 80  # characters of a wrong value in a message
+_WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
 SCHEMAS: dict[type, tuple[int, ...]] = {Contract: CONTRACT_SCHEMAS}  # all other records have SCHEMA only
 
 
@@ -86,8 +88,20 @@ def _decode_record(kind: type, value: Any, where: str) -> Any:
     hints = _hints(kind)
     unknown = value.keys() - hints.keys()
     if unknown:
-        raise TypeError(f"{where} has no field {sorted(unknown)[0]!r}")
-    return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+        raise TypeError(f"{where} has an unknown field {sorted(unknown)[0]!r}")
+    fields = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    if lacking := [
+        field.name for field in dataclasses.fields(kind) if field.name not in fields and _is_required(field)
+    ]:
+        raise TypeError(f"{where} has no field {lacking[0]!r}")
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is field.default_factory is dataclasses.MISSING
 
 
 @functools.cache
@@ -130,4 +144,10 @@ def _decode_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, .
 
 def _expect(kind: type, value: Any, where: str) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{where} is {value!r}, not {kind.__name__}")
+        raise TypeError(f"{where} is {_shown(value)}, not {_WORDS.get(kind, kind.__name__)}")
+
+
+def _shown(value: Any) -> str:
+    """Return JSON as text, truncated if it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 from support.manifests import MANIFEST, edited, variant
@@ -93,8 +94,26 @@ def test_the_error_names_a_later_schema() -> None:
 
 
 def test_the_error_names_the_field() -> None:
-    with pytest.raises(ArtifactError, match=r"Manifest\.variants\[1\]\.lifecycle\.load_s is 'soon', not float"):
+    with pytest.raises(ArtifactError, match=r"Manifest\.variants\[1\]\.lifecycle\.load_s is .soon., not a number"):
         from_json(Manifest, edited("variants", 1, "lifecycle", "load_s", to="soon"))
+
+
+@pytest.mark.parametrize(
+    ("at", "to", "said"),
+    [
+        (("model",), None, "Manifest.model is null, not an object"),
+        (("threads",), True, "Manifest.threads is true, not an integer"),
+        (("device",), ["cpu"], 'Manifest.device is ["cpu"], not a string'),
+        (("variants",), {"a": "b" * 999}, f'Manifest.variants is {{"a": "{"b" * 73}…, not a list'),
+        (("model",), {}, "Manifest.model has no field 'name'"),
+        (("variants", 1, "parity"), {}, "Manifest.variants[1].parity has no field 'verdict'"),
+        (("model", "surprise"), 1, "Manifest.model has an unknown field 'surprise'"),
+    ],
+)
+def test_errors_are_in_the_words_of_json(at: tuple[str | int, ...], to: Any, said: str) -> None:
+    with pytest.raises(ArtifactError) as raised:
+        from_json(Manifest, edited(*at, to=to))
+    assert str(raised.value) == f"not a valid Manifest: {said}"
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1e308", "-1e101"])
