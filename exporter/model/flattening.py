@@ -195,9 +195,9 @@ def _outputs(
         yield from _outputs(item, output_name(name, key), leave_out, (*inside, value))
 
 
-def _refused(name: str, what: str, advice: str) -> ExportError:
+def _refused(name: str, what: str, advice: str, blame: Blame | None = None) -> ExportError:
     whole = " ".join(filter(None, ("the model's output", name, what)))
-    return ExportError(whole, f"{advice}, or omit it with --leave-out {name or 'NAME'}")
+    return ExportError(whole, f"{advice}, or omit it with --leave-out {name or 'NAME'}", blame)
 
 
 def output_name(name: str, key: str) -> str:
@@ -231,7 +231,7 @@ def _refuse_data(value: Any, name: str, inside: Sequence[Any]) -> None:
         refused = bool(name) and all(structure.contained(outer) is not None for outer in inside)
     if refused or (isinstance(value, Set) and any(_as_tensor(item, name) is not None for item in value)):
         what = f"is of type {type(value).__name__}, which no artifact can return"
-        raise _refused(name, what, "return tensors, or lists and dicts of them")
+        raise _refused(name, what, "return tensors, or lists and dicts of them", Blame("output-not-a-tensor"))
 
 
 def _as_tensor(leaf: Any, name: str) -> torch.Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class Asked:
 )
 def test_the_check_that_asks(tmp_path: Path, code: str, expected: list[Any]) -> None:
     """Checks on lines with other conditions, and checks whose exception is caught, which choose what is computed."""
-    file = tmp_path / "model.py"
+    file = tmp_path / f"model_{zlib.crc32(code.encode())}.py"  # what was read of a file is remembered by its path
     body = textwrap.indent(code, "    ")
     file.write_text(f"def run(x):\n{body}\n")
     asked = Asked(file)
