@@ -3,6 +3,7 @@
 #include <exporter/stream.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "state.h"
 
@@ -25,20 +26,30 @@ Stream::Stream(const Artifact& artifact)
   reset();
 }
 
-Stream::Stream(Stream&&) noexcept = default;
-Stream& Stream::operator=(Stream&&) noexcept = default;
+Stream::Stream(Stream&& other) noexcept { *this = std::move(other); }
+Stream& Stream::operator=(Stream&& other) noexcept {
+  artifact_ = std::exchange(other.artifact_, nullptr);
+  sizes_ = std::move(other.sizes_);
+  state_ = std::move(other.state_);
+  return *this;
+}
 Stream::~Stream() = default;
 
+const Artifact& Stream::artifact() const {
+  if (artifact_ != nullptr) return *artifact_;
+  throw Error(ErrorKind::usage, "the stream was moved from: use the one it was moved to");
+}
+
 std::vector<at::Tensor> Stream::run(std::vector<at::Tensor> inputs) {
-  const Contract& contract = artifact_->contract();
-  if (contract.keeps_state()) return artifact_->run(std::move(inputs));
+  const Contract& contract = artifact().contract();
+  if (contract.keeps_state()) return artifact().run(std::move(inputs));
   const bool first = state_.empty();
   if (first) sizes_->forget();
   sizes_->require(contract, inputs);
   auto all = inputs;
   const auto state = first ? contract.initial_state(inputs) : state_;
   all.insert(all.end(), state.begin(), state.end());
-  auto outputs = artifact_->run(std::move(all));
+  auto outputs = artifact().run(std::move(all));
   if (outputs.size() != contract.outputs.size()) {
     throw Error(ErrorKind::runtime, "the model returned " + std::to_string(outputs.size()) +
                                         " outputs, the contract has " +
@@ -54,7 +65,7 @@ std::vector<at::Tensor> Stream::run(std::vector<at::Tensor> inputs) {
 
 void Stream::reset() {
   state_.clear();
-  artifact_->reset();
+  artifact().reset();
 }
 
 }  // namespace exporter

@@ -110,6 +110,23 @@ TEST_CASE("shares no memory with the caller") {
   expect_close(stream.run({buffer})[0], at::full({1, 4}, 6.0));
 }
 
+TEST_CASE("refuses calls of a moved-from stream") {
+  for (const std::string name : {"stream.pt", "carry.pt"}) {
+    CAPTURE(name);
+    const auto artifact = Artifact::open(fixtures() / name);
+    const auto cases = cases_of("golden_stream.safetensors");
+    auto first = artifact.stream();
+    const at::Tensor input = cases[0].inputs[0];
+    const at::Tensor output = first.run({input})[0];
+    auto second = std::move(first);
+    CHECK_ERROR(usage, "the stream was moved from", first.run({input}));
+    CHECK_ERROR(usage, "the stream was moved from", (first.reset(), 0));
+    second.reset();
+    first = std::move(second);
+    expect_close(first.run({input})[0], output);
+  }
+}
+
 TEST_CASE("refuses an artifact without state") {
   const auto artifact = Artifact::open(fixtures() / "model.pt");
   CHECK_ERROR(usage, "model.pt has no state", artifact.stream());

@@ -17,7 +17,8 @@ class StateSizes;
 ///
 /// A stream refers to the artifact, which must outlive it and must not be moved. If the caller
 /// keeps the state, streams are independent, and each serves one thread. If the artifact keeps it,
-/// all its streams and calls share one state.
+/// all its streams and calls share one state. A moved-from stream throws Error(usage) until another
+/// one is assigned to it.
 class Stream {
  public:
   Stream(Stream&&) noexcept;
@@ -36,8 +37,9 @@ class Stream {
  private:
   friend class Artifact;
   explicit Stream(const Artifact& artifact);
+  const Artifact& artifact() const;
 
-  const Artifact* artifact_;
+  const Artifact* artifact_ = nullptr;  // null after a move
   std::unique_ptr<StateSizes> sizes_;
   std::vector<at::Tensor> state_;  // if the caller keeps it; empty before the first call
 };
