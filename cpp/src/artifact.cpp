@@ -1,3 +1,4 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
@@ -12,6 +13,7 @@
 
 #include "archive.h"
 #include "device.h"
+#include "form.h"
 #include "graphs.h"
 #include "guard.h"
 #include "integrity.h"
@@ -85,17 +87,22 @@ void require_number(std::size_t given, const Contract& contract) {
 }
 
 /// Throws unless a caller's tensor can take the values of an output.
-void require_dtype(const at::Tensor& tensor, const TensorSpec& spec) {
+void require_writable(const at::Tensor& tensor, const TensorSpec& spec) {
   if (!tensor.defined()) {
     throw Error(ErrorKind::contract, "no tensor given for output " + spec.name);
   }
-  const bool is_dense = !tensor.is_nested() && tensor.layout() == at::kStrided;
-  if (is_dense && tensor.scalar_type() == spec.dtype) return;
-  throw Error(ErrorKind::contract,
-              "the tensor for output " + spec.name +
-                  (is_dense ? " has dtype " + dtype_name(tensor.scalar_type()) + ", not " +
-                                  dtype_name(spec.dtype)
-                            : " is not dense"));
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorKind::contract, "the tensor for output " + spec.name + what);
+  };
+  if (const std::string form = unusual_form(tensor); !form.empty()) {
+    refuse(" is " + form + ": give a dense one with memory");
+  }
+  if (tensor.scalar_type() != spec.dtype) {
+    refuse(" has dtype " + dtype_name(tensor.scalar_type()) + ", not " + dtype_name(spec.dtype));
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    refuse(" has elements that share memory, as after expand: give one without, such as a clone");
+  }
 }
 
 void require_fit(const at::Tensor& tensor, const at::Tensor& made, const std::string& name) {
@@ -278,7 +285,8 @@ void Artifact::run_into(std::vector<at::Tensor> inputs,
                                          " tensors given for the outputs, the contract has " +
                                          std::to_string(contract().outputs.size()));
   }
-  for (std::size_t i = 0; i < outputs.size(); ++i) require_dtype(outputs[i], contract().outputs[i]);
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    require_writable(outputs[i], contract().outputs[i]);
   const auto made = run(std::move(inputs));
   require_number(made.size(), contract());
   for (std::size_t i = 0; i < made.size(); ++i) {

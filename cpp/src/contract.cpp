@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "expression.h"
+#include "form.h"
 #include "guard.h"
 #include "state.h"
 
@@ -184,9 +185,8 @@ void check_input(const Contract& contract, std::size_t input, const at::Tensor& 
                  Bindings& bindings) {
   const TensorSpec& spec = contract.inputs[input];
   if (!tensor.defined()) refuse(spec.name + ": no tensor given");
-  if (tensor.is_nested() || tensor.layout() != at::kStrided) {
-    refuse(spec.name + ": the tensor is " + (tensor.is_nested() ? "nested" : "sparse") +
-           ", the contract wants a dense one");
+  if (const std::string form = unusual_form(tensor); !form.empty()) {
+    refuse(spec.name + ": the tensor is " + form + ", the contract wants a dense one with values");
   }
   if (tensor.scalar_type() != spec.dtype) {
     refuse(spec.name + ": dtype " + dtype_name(tensor.scalar_type()) + ", the contract wants " +

@@ -36,7 +36,7 @@ c10::Device parse_device(const std::string& name) {
   try {
     const c10::Device device(name);
     // Compared as text, because torch reads cuda:256 as cuda:0.
-    if ((device.is_cpu() || device.is_cuda()) && device.str() == name) return device;
+    if ((name == "cpu" || device.is_cuda()) && device.str() == name) return device;
   } catch (const std::exception&) {
   }
   throw Error(ErrorKind::usage, "device " + name + " is not cpu, cuda or cuda:N");

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "file.h"
+#include "form.h"
 
 namespace exporter {
 namespace {
@@ -213,8 +214,8 @@ void join_pairs(SafeTensors& file) {
 /// Returns the tensor as it is stored: contiguous on the CPU, with resolved bits and a dtype that
 /// the format has.
 at::Tensor stored(const std::string& name, const at::Tensor& tensor) {
-  if (tensor.is_nested() || tensor.layout() != at::kStrided) {
-    throw std::runtime_error(name + (tensor.is_nested() ? " is nested" : " is sparse") +
+  if (const std::string form = unusual_form(tensor); !form.empty()) {
+    throw std::runtime_error(name + " is " + form +
                              ", which a safetensors file cannot hold: make it dense in the model");
   }
   const at::Tensor plain = tensor.cpu().resolve_conj().resolve_neg().contiguous();

@@ -148,14 +148,18 @@ TEST_CASE("resolves negative bits and zero tensors") {
   }
 }
 
-TEST_CASE("refuses nested and sparse tensors") {
+TEST_CASE("refuses tensors that are not dense or have no values") {
   for (const std::string& name : kModels) {
     CAPTURE(name);
     const auto artifact = Artifact::open(fixtures() / name);
     const at::Tensor tokens = at::zeros({2, 6}, at::kLong), scale = at::ones({2, 4});
     const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones(4), at::ones(3)});
     CHECK_ERROR(contract, "scale: the tensor is nested", artifact.run({tokens, nested}));
-    CHECK_ERROR(contract, "scale: the tensor is sparse", artifact.run({tokens, scale.to_sparse()}));
+    const auto run = [&](const at::Tensor& given) { return artifact.run({tokens, given}); };
+    CHECK_ERROR(contract, "scale: the tensor is sparse (Sparse)", run(scale.to_sparse()));
+    CHECK_ERROR(contract, "scale: the tensor is sparse (SparseCsr)", run(scale.to_sparse_csr()));
+    CHECK_ERROR(contract, "scale: the tensor is in oneDNN's own layout", run(scale.to_mkldnn()));
+    CHECK_ERROR(contract, "scale: the tensor is on the device meta", run(scale.to(at::kMeta)));
   }
 }
 
@@ -452,7 +456,8 @@ TEST_CASE("refuses ONNX models") {
 TEST_CASE("refuses invalid settings") {
   const fs::path model = fixtures() / "model.pt";
   CHECK_ERROR(usage, "device tpu", Artifact::open(model, {.device = "tpu"}));
-  for (const std::string device : {"cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
+  for (const std::string device :
+       {"cpu:0", "cpu:1", "cuda:77", "cuda:256", "cuda:-1", "cuda:", "cuda:99999999999"}) {
     CHECK_ERROR(usage, "", Artifact::open(model, {.device = device}));
   }
   for (const int threads : {-1, 0, 1025, 100'000, std::numeric_limits<int>::max()}) {
@@ -641,6 +646,14 @@ TEST_CASE("runs into tensors") {
                 artifact.run_into(example.inputs, {untouched, at::zeros({5})}));
     CHECK_ERROR(contract, "no tensor given for output label",
                 artifact.run_into(example.inputs, {untouched, at::Tensor()}));
+    const auto into = [&](const at::Tensor& given) {
+      artifact.run_into(example.inputs, {untouched, given});
+      return 0;
+    };
+    CHECK_ERROR(contract, "output label has elements that share memory",
+                into(at::zeros({1}, at::kLong).expand({5})));
+    CHECK_ERROR(contract, "output label is on the device meta", into(label.to(at::kMeta)));
+    CHECK_ERROR(contract, "output label is sparse (Sparse)", into(label.to_sparse()));
     CHECK_ERROR(contract, "1 tensors given for the outputs",
                 artifact.run_into(example.inputs, {room}));
     CHECK(untouched.abs().sum().item<float>() == 0.0f);

@@ -145,7 +145,8 @@ class Artifact {
   /// Like `run`, but copies the outputs into the caller's tensors, which may have any device and
   /// strides but must not share memory with one another. On a GPU the copies are queued on the same
   /// stream, and the call waits for a copy to pageable host memory. Throws Error(contract), before
-  /// writing to any tensor, if their number, a dtype or a shape differs from the outputs'.
+  /// writing to any tensor, if their number, a dtype or a shape differs from the outputs', or if
+  /// one cannot be written to, as an expanded one or one on the device meta.
   void run_into(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& outputs) const;
 
   /// Like `run`, for an exported program: returns its nodes, in the order in which they ran, with
