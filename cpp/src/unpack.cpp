@@ -222,9 +222,7 @@ class Registry {
     }
   }
 
-  void discard() const noexcept {
-    if (folder_) folder_->discard();
-  }
+  void discard() noexcept { folder_.reset(); }
 
  private:
   /// Returns a key of names, sizes and CRCs of all members. Unpacking verifies the CRCs.

@@ -22,6 +22,7 @@
 #include "safetensors.h"
 #include "sha256.h"
 #include "support.h"
+#include "unpack.h"
 #include "zip.h"
 
 namespace fs = std::filesystem;
@@ -658,6 +659,18 @@ TEST_CASE("runs into tensors") {
                 artifact.run_into(example.inputs, {room}));
     CHECK(untouched.abs().sum().item<float>() == 0.0f);
   }
+}
+
+TEST_CASE("unpacks again after its folder was discarded") {
+  const auto first = exporter::unpack(fixtures() / "model.pt2");
+  exporter::discard_unpacked();
+  CHECK(!fs::exists(first->folder()));
+  {
+    const auto second = exporter::unpack(fixtures() / "model.pt2");
+    CHECK(fs::exists(second->folder()));
+    CHECK(second->folder().parent_path() != first->folder().parent_path());
+  }
+  Artifact::open(fixtures() / "model.pt2");
 }
 
 TEST_CASE("warms up") {

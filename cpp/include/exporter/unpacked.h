@@ -10,8 +10,9 @@ namespace exporter {
 void sweep_unpacked() noexcept;
 
 /// Removes this process's folder. For a process about to end without running destructors, for
-/// example by a signal. Afterwards no package can be opened, and GPU kernels that have not run yet
-/// cannot run.
+/// example by a signal. Afterwards GPU kernels of open packages that have not run yet cannot run. A
+/// package that is opened later is unpacked into a new folder. Does nothing if another thread
+/// unpacks a package for more than two seconds.
 void discard_unpacked() noexcept;
 
 }  // namespace exporter
