@@ -22,7 +22,7 @@ from exporter.core.errors import ArtifactError, ContractError, UsageError
 from exporter.core.settings import SessionSettings
 from exporter.model import custom_ops, flattening
 from exporter.model.state import carrying
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, unusual_form
 
 
 class Artifact:
@@ -130,7 +130,7 @@ class Stream:
 def _specs(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
     """Return the specs of inputs. Raises ContractError if one is not dense."""
     for name, tensor in zip(names, tensors, strict=True):
-        if form := flattening.unusual_form(tensor):
+        if form := unusual_form(tensor):
             raise ContractError(f"{name} is {form}, the contract wants a dense tensor")
     return flattening.specs(names, tensors)
 

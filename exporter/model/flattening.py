@@ -20,7 +20,7 @@ from exporter.core.errors import Blame, ExportError, RecipeError, UsageError
 from exporter.core.limits import LARGEST
 from exporter.model import differentiation, structure
 from exporter.model.differentiation import Recording
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, unusual_form
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,6 @@ _CONSTANTS = (str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout, to
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Resolve the lazy conjugate and negative bits, which compiled code does not support."""
     return tensor.resolve_conj().resolve_neg()
-
-
-def unusual_form(tensor: torch.Tensor) -> str:
-    """Return what a tensor is if it is not dense or has no values, and "" otherwise."""
-    if tensor.is_meta:
-        return "a tensor without values (device meta)"
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.is_quantized:
-        return "a quantized tensor"
-    return "" if tensor.layout is torch.strided else f"a sparse tensor ({tensor.layout})"
 
 
 def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
@@ -196,8 +185,11 @@ def _outputs(
 
 
 def _refused(name: str, what: str, advice: str, blame: Blame | None = None) -> ExportError:
-    whole = " ".join(filter(None, ("the model's output", name, what)))
-    return ExportError(whole, f"{advice}, or omit it with --leave-out {name or 'NAME'}", blame)
+    return ExportError(
+        " ".join(filter(None, ("the model's output", name, what))),
+        f"{advice}, or omit it with --leave-out {name or 'NAME'}",
+        blame,
+    )
 
 
 def output_name(name: str, key: str) -> str:
@@ -230,8 +222,8 @@ def _refuse_data(value: Any, name: str, inside: Sequence[Any]) -> None:
     if isinstance(value, _CONSTANTS):
         refused = bool(name) and all(structure.contained(outer) is not None for outer in inside)
     if refused or (isinstance(value, Set) and any(_as_tensor(item, name) is not None for item in value)):
-        what = f"is of type {type(value).__name__}, which no artifact can return"
-        raise _refused(name, what, "return tensors, or lists and dicts of them", Blame("output-not-a-tensor"))
+        what, advice = f"is of type {type(value).__name__}", "return tensors, or lists and dicts of them"
+        raise _refused(name, f"{what}, which no artifact can return", advice, Blame("output-not-a-tensor"))
 
 
 def _as_tensor(leaf: Any, name: str) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""Types of a flat model's inputs and outputs; what a state dict and a sparse tensor consist of."""
+"""Types of a flat model's inputs and outputs; what a state dict and a sparse tensor consist of; unusual forms."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def parts(tensor: torch.Tensor) -> Tensors:
     if names := _INDICES.get(tensor.layout):
         return *(getattr(tensor, name)() for name in names), tensor.values()
     return (tensor,)
+
+
+def unusual_form(tensor: torch.Tensor) -> str:
+    """Return what a tensor is if it is not dense or has no values, and "" otherwise."""
+    if tensor.is_meta:
+        return "a tensor without values (device meta)"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    return "" if tensor.layout is torch.strided else f"a sparse tensor ({tensor.layout})"
