@@ -115,5 +115,5 @@ def _substituted(error: UnicodeError) -> tuple[str | bytes, int]:
     """Return plain characters for one that the encoding lacks, or its number, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    plain = _PLAIN.get(error.object[error.start])
-    return codecs.backslashreplace_errors(error) if plain is None else (plain, error.start + 1)
+    first = error.object[error.start]
+    return _PLAIN.get(first) or first.encode("ascii", "backslashreplace").decode(), error.start + 1

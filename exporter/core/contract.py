@@ -156,14 +156,15 @@ def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:
 
 
 def told(inputs: Sequence[TensorSpec]) -> set[str]:
-    """Return the symbols that dimensions of the inputs depend on, without those that occur only in a sum of unknowns.
+    """Return the symbols that dimensions of the inputs depend on, without those that occur only in a sum of unknowns
+    or in a quotient of a sum.
 
     Callers whose inputs have no dimension but `past+new` could not tell `past` from `new`.
     """
     expressions = [Expression.parse(dim) for spec in inputs for dim in spec.shape if isinstance(dim, str)]
     found = dict.fromkeys(one.names[0] for one in expressions if not one.is_sum)
     for _ in expressions:
-        unknown = (one.unknown(found) for one in expressions)
+        unknown = (one.unknown(found) for one in expressions if one.divisor == 1)
         found |= dict.fromkeys(names[0] for names in unknown if len(names) == 1)
     return set(found)
 
@@ -224,8 +225,9 @@ def _enforce_sizes(contract: Contract, dims: Sequence[tuple[str, Dim, int]]) -> 
             elif (size := expression.solve(got, known)) is None:
                 waiting.append((where, expression, got))
             elif not contract.symbols[unknown[0]].allows(size):
-                said = f"the contract allows {contract.symbols[unknown[0]]}{_because(expression, known, sources)}"
-                raise ContractError(f"{where}: {unknown[0]} is {size}, {said}")
+                because = _because(expression, known, sources, "because")
+                allowed = f"the contract allows {contract.symbols[unknown[0]]}"
+                raise ContractError(f"{where}: {unknown[0]} is {size}, {allowed}{because}")
             else:
                 known[unknown[0]], sources[unknown[0]] = size, where
         left = waiting
@@ -238,10 +240,10 @@ def _differs(where: str, expression: Expression, got: int, known: Sizes, sources
     return f"{where} is {what}{_because(expression, known, sources)}"
 
 
-def _because(expression: Expression, known: Sizes, sources: Mapping[str, str]) -> str:
+def _because(expression: Expression, known: Sizes, sources: Mapping[str, str], word: str = "but") -> str:
     """Return the known sizes of an expression with their sources, as the end of a message."""
     said = [f"{name} is {known[name]} (from {sources[name]})" for name in expression.names if name in known]
-    return f", but {' and '.join(said)}" if said else ""
+    return f", {word} {' and '.join(said)}" if said else ""
 
 
 def _enforce_possible(
@@ -260,5 +262,5 @@ def _enforce_possible(
         possible = expression.at(ends[0]) <= got <= expression.at(ends[1])
     if not possible:
         allowed = " and ".join(f"{name} of {contract.symbols[name]}" for name in unknown)
-        because = _because(expression, known, sources)
+        because = _because(expression, known, sources, "because")
         raise ContractError(f"{where} is {got}: no {allowed} gives {expression} = {got}{because}")

@@ -88,12 +88,12 @@ def _decode_record(kind: type, value: Any, where: str) -> Any:
     hints = _hints(kind)
     unknown = value.keys() - hints.keys()
     if unknown:
-        raise TypeError(f"{where} has an unknown field {sorted(unknown)[0]!r}")
+        raise TypeError(f"{where} has an unknown field {json.dumps(sorted(unknown)[0])}")
     fields = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
     if lacking := [
         field.name for field in dataclasses.fields(kind) if field.name not in fields and _is_required(field)
     ]:
-        raise TypeError(f"{where} has no field {lacking[0]!r}")
+        raise TypeError(f"{where} has no field {json.dumps(lacking[0])}")
     try:
         return kind(**fields)
     except ValueError as error:

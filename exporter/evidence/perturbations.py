@@ -13,9 +13,12 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    """Reverse the last dimension, except of offsets such as 0, 2, 5, 9: models rely on their order."""
-    several = tensor.dim() == 1 and len(tensor) > 1 and tensor.dtype != torch.uint8  # those are masks and pixels
-    if several and tensor[0] == 0 and bool((tensor.diff() >= 0).all()):
+    """Reverse the last dimension, except of offsets such as 0, 2, 5, 9: models rely on their order.
+
+    Positions such as 0, 1, 2, 3 look like offsets too; masks do not.
+    """
+    several = tensor.dim() == 1 and len(tensor) > 1 and tensor.dtype != torch.uint8
+    if several and tensor[0] == 0 and tensor[-1] > 1 and bool((tensor.diff() >= 0).all()):
         return tensor
     return tensor.flip(-1) if tensor.dim() else tensor
 

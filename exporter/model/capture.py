@@ -229,12 +229,12 @@ def capture(
         if strict or not slices.seen:
             raise
         error = raised
-    if slices.seen and not strict and (error or made[1].relaxed):
+    if slices.seen and not strict and (_violated(error) if error else made[1].relaxed):
         slices.rewritten = True
         with contextlib.suppress(ExportError):
             other = attempt()
-            better = error is not None or _room(other[0], contract) > _room(made[0], contract)
-            if better and _agrees(other[0], module, example):
+            wider = error is not None or _allows_more(other, made, contract)
+            if wider and not slices.written and _agrees(other[0], module, example):
                 made, error = other, None
     if error is not None:
         raise error from error.__cause__
@@ -277,9 +277,18 @@ def _attempt(
     return found
 
 
-def _room(program: torch.export.ExportedProgram, contract: Contract) -> int:
-    """Return how many of the promised combinations of sizes the program allows."""
-    return math.prod(len(bounds.sizes) for bounds in {**contract.symbols, **_allowed(program, contract)}.values())
+def _violated(error: ExportError) -> bool:
+    """Return whether torch.export rejected the promised ranges, whichever it may choose."""
+    return any(said in str(error.__cause__) for said in VIOLATED)
+
+
+def _allows_more(one: Watched, other: Watched, contract: Contract) -> bool:
+    """Return whether a program allows more of the promised combinations of sizes than another, and fixes no more."""
+    rooms = [
+        math.prod(len(bounds.sizes) for bounds in {**contract.symbols, **_allowed(program, contract)}.values())
+        for program, *_ in (one, other)
+    ]
+    return rooms[0] > rooms[1] and len(one[1].fixed(contract)) <= len(other[1].fixed(contract))
 
 
 def _begin_slices(program: torch.export.ExportedProgram) -> None:

@@ -7,8 +7,9 @@ as a selection of `min(size, 8)` elements, one program has both.
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -22,16 +23,24 @@ GetItem = Callable[[torch.Tensor, Any], Any]
 class Slices:
     """What slices of symbolic sizes there are, and whether they are rewritten.
 
-    A rewritten slice is a copy and not a view, so a write to it does not reach the tensor.
+    A rewritten slice is a copy and not a view, so a write to it does not reach the tensor. `written` tells whether the
+    model wrote to one.
     """
 
     seen: bool = False
     rewritten: bool = False
+    made: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def written(self) -> bool:
+        """Whether a rewritten slice, or a view of it, was written to in the last context."""
+        return any(one._version for one in self.made)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Note within this context whether there are such slices, and rewrite them if asked to."""
         usual: GetItem = torch.Tensor.__getitem__
+        self.made.clear()
 
         def take(tensor: torch.Tensor, index: Any) -> Any:
             items = list(index) if isinstance(index, tuple) else [index]
@@ -40,6 +49,7 @@ class Slices:
                     self.seen = True
                     if self.rewritten:
                         tensor = tensor.index_select(axis, selection())
+                        self.made.append(tensor)
                         items[place] = slice(None)
             return usual(tensor, tuple(items) if isinstance(index, tuple) else items[0])
 
@@ -81,45 +91,54 @@ def _selection(item: slice, size: Any, device: torch.device) -> Callable[[], tor
     if not isinstance(size, torch.SymInt) or not isinstance(step, int) or step < 1:
         return None
     start, stop = (0 if item.start is None else item.start), item.stop
-    clamped = [_is_clamped(bound, size) for bound in (start, stop)]
-    if not any(clamped):
+    begin, end = _bound(start, size), _Bound.END if stop is None else _bound(stop, size)
+    if begin is None or end is None or _Bound.CLAMPED not in (begin, end):
         return None
 
     def make() -> torch.Tensor:
-        first = _resolved(start, size)
+        first = _resolved(start, begin, size)
         length: Any
-        if stop is None and clamped[0] and statically_known_true(start < 0):
+        if end is _Bound.END and begin is _Bound.CLAMPED and statically_known_true(start < 0):
             length = torch.sym_min(size, -start)
-        elif isinstance(start, int) and start == 0:
-            length = _resolved(stop, size)
+        elif begin is _Bound.INSIDE and isinstance(start, int) and start == 0:
+            length = _resolved(stop, end, size)
         else:
-            length = torch.sym_max((size if stop is None else _resolved(stop, size)) - first, 0)
+            length = torch.sym_max(_resolved(stop, end, size) - first, 0)
         indices: torch.Tensor = torch.arange((length + step - 1) // step, device=device) * step + first
         return indices
 
     return make
 
 
-def _is_clamped(bound: Any, size: Any) -> bool:
-    """Return whether a bound of a slice lies inside a dimension of some sizes, and outside one of others."""
+class _Bound(enum.Enum):
+    """Where a bound of a slice lies, at all sizes; CLAMPED if that depends on the size."""
+
+    INSIDE, BEGINNING, END, CLAMPED = range(4)
+
+
+def _bound(bound: Any, size: Any) -> _Bound | None:
+    """Return where a bound lies; None if that is not known, as of sizes that do not depend on each other."""
     if isinstance(bound, torch.SymInt):
         symbols = bound.node.expr.free_symbols
         if not symbols or not symbols <= size.node.expr.free_symbols:
-            return False  # sizes that do not depend on each other
+            return None
     elif not isinstance(bound, int):
-        return False
+        return None
     if statically_known_true(bound >= 0):
-        return not (statically_known_true(bound <= size) or statically_known_true(bound >= size))
+        if statically_known_true(bound <= size):
+            return _Bound.INSIDE
+        return _Bound.END if statically_known_true(bound >= size) else _Bound.CLAMPED
     if statically_known_true(bound < 0):
-        return not (statically_known_true(-bound <= size) or statically_known_true(-bound >= size))
-    return False
+        if statically_known_true(-bound <= size):
+            return _Bound.INSIDE
+        return _Bound.BEGINNING if statically_known_true(-bound >= size) else _Bound.CLAMPED
+    return None
 
 
-def _resolved(bound: Any, size: Any) -> Any:
+def _resolved(bound: Any, kind: _Bound, size: Any) -> Any:
     """Return the index that a bound stands for, from 0 to the size."""
-    negative = statically_known_true(bound < 0)
-    if not _is_clamped(bound, size):
-        if negative:
-            return size + bound if statically_known_true(-bound <= size) else 0
-        return bound if statically_known_true(bound <= size) else size
-    return torch.sym_max(size + bound, 0) if negative else torch.sym_min(size, bound)
+    if kind in (_Bound.BEGINNING, _Bound.END):
+        return 0 if kind is _Bound.BEGINNING else size
+    if statically_known_true(bound < 0):
+        return size + bound if kind is _Bound.INSIDE else torch.sym_max(size + bound, 0)
+    return bound if kind is _Bound.INSIDE else torch.sym_min(size, bound)

@@ -235,13 +235,10 @@ def _as_tensor(leaf: Any, name: str) -> torch.Tensor | None:
         ((float, torch.SymFloat), torch.get_default_dtype()),
     ):
         if isinstance(leaf, kinds):
+            if type(leaf) is int and not -(1 << 63) <= leaf < 1 << 63:
+                raise _refused(name, "is an integer beyond the 64 bits of a tensor", "return a float")
             number = int(leaf) if type(leaf) is bool else leaf  # torch.jit.trace cannot record scalar_tensor of a bool
-            try:
-                return torch.scalar_tensor(number, dtype=dtype)
-            except (OverflowError, RuntimeError) as error:
-                if type(leaf) is not int:
-                    raise
-                raise _refused(name, "is an integer beyond the 64 bits of a tensor", "return a float") from error
+            return torch.scalar_tensor(number, dtype=dtype)
     return None
 
 

@@ -239,8 +239,8 @@ def _distances(usual: Function) -> Function:
         counts: tuple[Any, Any] = (x1.shape[-2], x2.shape[-2])
         many = any(statically_known_true(count > _FEW) for count in counts)
         few = all(statically_known_true(count <= _FEW) for count in counts)
-        if compute_mode == _EITHER_WAY and not many and not few:
-            compute_mode = "donot_use_mm_for_euclid_dist"
+        if compute_mode == _EITHER_WAY and not few:
+            compute_mode = "use_mm_for_euclid_dist" if many else "donot_use_mm_for_euclid_dist"
         found: torch.Tensor = usual(x1, x2, p, compute_mode)
         return found
 

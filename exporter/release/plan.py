@@ -159,8 +159,9 @@ class _Model:
         try:
             whole.validate()
         except UsageError as error:
-            given = str(error).partition(" ")[0]
-            named = (one.key for one in settings(RunSettings) if one.key in self.all and given in one.flag.split("/"))
+            said = f"{error} {error.remedy}".replace(",", " ").replace("=", " ").split()
+            given = (one for one in settings(RunSettings) if one.key in self.all)
+            named = (one.key for one in given if any(flag in said for flag in one.flag.split("/")))
             raise self.error(next(named, None) or "model", str(error), error.remedy) from error
 
     def _or_error(self, key: str, function: Any, *arguments: Any) -> Any:

@@ -78,7 +78,9 @@ class Request(RunSettings, SizeSettings):
                 raise UsageError(f"--inductor {one} changes what --portable sets", "remove one of the two")
             in_int8 = any(variant.base == "int8" for variant in self.variants)
             if one.partition("=")[0] == "freezing" and self.device != "cpu" and in_int8:
-                raise UsageError("on a GPU, freezing would turn the weights of int8 back into bf16", f"remove {one}")
+                raise UsageError(
+                    "on a GPU, freezing would turn the weights of int8 back into bf16", f"remove --inductor {one}"
+                )
         if self.device != "cpu" and (small := [v.name for v in self.variants if v.base in SMALL_WEIGHTS]):
             raise UsageError(
                 f"{small[0]} stores its weights for products on a CPU",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -86,24 +87,27 @@ def _find_state(loaded: LoadedModel, device: str) -> None:
 
 
 def _search_hooked(loaded: LoadedModel, kinds: Sequence[list[Tensors]], step: Call, device: str) -> State | None:
-    """Return the state. If the first call registers hooks, keep them, unless the first call then returns another."""
+    """Return the state. If the first call registers hooks, keep them, unless a call then fails or returns another."""
+    found, refused = None, None
     try:
         found = _search(loaded, kinds, device)
-    except ExportError:
-        if not loaded.held.hooked:
-            raise
-    if not loaded.held.hooked:
-        return found
-    before = loaded.held
-    wanted = step(0)
-    loaded.set_up(device)
-    same = alike(step(0), wanted)
-    loaded.held.restore()
-    if not same:
+    except ExportError as error:
+        refused = error
+    if loaded.held.hooked:
+        before, wanted = loaded.held, step(0)
+        try:
+            loaded.set_up(device)
+            same = alike(step(0), wanted)
+        except Exception:  # what the first call sets up may need more than its hooks and flags
+            same = False
+        if same:
+            loaded.held.restore()
+            return replace(_search(loaded, kinds, device) or State((), ()), hooked=True)
         before.restore()
         loaded.held = before
-        return _search(loaded, kinds, device)
-    return replace(_search(loaded, kinds, device) or State((), ()), hooked=True)
+    if refused is not None:
+        raise refused
+    return found
 
 
 def _follow_elsewhere(loaded: LoadedModel, device: str) -> bool:
@@ -341,8 +345,7 @@ def _require_repeatable(loaded: LoadedModel, step: Call, found: State | None) ->
 
 def _generators() -> tuple[object, ...]:
     """Return the state of the random number generators of Python and NumPy."""
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _follow_programs(loaded: LoadedModel, step: Call) -> None:

@@ -105,9 +105,9 @@ def test_the_error_names_the_field() -> None:
         (("threads",), True, "Manifest.threads is true, not an integer"),
         (("device",), ["cpu"], 'Manifest.device is ["cpu"], not a string'),
         (("variants",), {"a": "b" * 999}, f'Manifest.variants is {{"a": "{"b" * 73}…, not a list'),
-        (("model",), {}, "Manifest.model has no field 'name'"),
-        (("variants", 1, "parity"), {}, "Manifest.variants[1].parity has no field 'verdict'"),
-        (("model", "surprise"), 1, "Manifest.model has an unknown field 'surprise'"),
+        (("model",), {}, 'Manifest.model has no field "name"'),
+        (("variants", 1, "parity"), {}, 'Manifest.variants[1].parity has no field "verdict"'),
+        (("model", "surprise"), 1, 'Manifest.model has an unknown field "surprise"'),
     ],
 )
 def test_errors_are_in_the_words_of_json(at: tuple[str | int, ...], to: Any, said: str) -> None:

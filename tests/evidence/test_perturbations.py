@@ -27,7 +27,9 @@ def test_floats_change_and_indices_stay_in_their_range() -> None:
 
 def test_offsets_keep_their_order() -> None:
     offsets, mask, ids = torch.tensor([0, 2, 2, 5]), torch.tensor([False, True, True]), torch.tensor([0, 3, 1])
-    made = perturbations.changed((torch.randn(4), offsets, mask, ids))["negative"]
+    padded = torch.tensor([0, 0, 1, 1])
+    made = perturbations.changed((torch.randn(4), offsets, mask, ids, padded))["negative"]
+    assert made[4].tolist() == [1, 1, 0, 0]
     assert made[1].tolist() == [0, 2, 2, 5]
     assert made[2].tolist() == [True, True, False]
     assert made[3].tolist() == [1, 3, 0]

@@ -151,6 +151,27 @@ class hooks_from_the_first_call(_Rare):
             return (y, *self.seen)
 
 
+class more_than_hooks_from_the_first_call(hooks_from_the_first_call):
+    """Its first call makes a table and an object too, behind the same flag."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+            self.ready = False
+            self.table: torch.Tensor | None = None
+            self.plan: Plan | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.ready:
+                self.table, self.plan = torch.arange(4.0), Plan(torch.ones(()))
+                self.plan.last = True
+                self.mix.register_forward_hook(lambda module, args, output: None)
+                self.ready = True
+            assert self.table is not None
+            return self.mix(x) + self.table
+
+
 class another_first_output(hooks_from_the_first_call):
     """Registers a hook after what it observes, so that the first call returns something else."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from recipes import rare
@@ -99,6 +100,29 @@ def test_hooks_that_the_first_call_registers_are_kept(tmp_path: Path) -> None:
     again = loading.load_model(job_of("hooks_from_the_first_call", tmp_path))  # as a process that exports loads it
     assert again.module.model.ready
     torch.testing.assert_close(again.module(*example), outputs)
+
+
+def test_a_first_call_that_sets_up_more_than_hooks_is_undone_as_a_whole(tmp_path: Path) -> None:
+    loaded, found = prepared("more_than_hooks_from_the_first_call", tmp_path)
+    assert found.state is None
+    assert not loaded.kept.hooked
+    example = loaded.inputs(loaded.base, 0)
+    outputs = loaded.module(*example)
+    loaded.held.restore()
+    torch.testing.assert_close(loaded.module(*example), outputs)
+
+
+@pytest.mark.parametrize("generator", [np.random.MT19937, np.random.PCG64])
+def test_a_draw_of_any_generator_is_seen(generator: type[Any]) -> None:
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(generator(0))
+    try:
+        before = keeping._generators()
+        assert keeping._generators() == before
+        np.random.rand()
+        assert keeping._generators() != before
+    finally:
+        np.random.set_bit_generator(usual)
 
 
 def test_a_hook_that_the_first_call_does_not_use_is_refused(tmp_path: Path) -> None:
