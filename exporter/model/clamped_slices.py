@@ -23,18 +23,18 @@ GetItem = Callable[[torch.Tensor, Any], Any]
 class Slices:
     """What slices of symbolic sizes there are, and whether they are rewritten.
 
-    A rewritten slice is a copy and not a view, so a write to it does not reach the tensor. `written` tells whether the
-    model wrote to one.
+    A rewritten slice is a copy and not a view: a write to it does not reach the tensor, and a later write to the tensor
+    does not reach the slice. `written` tells whether the model does either.
     """
 
     seen: bool = False
     rewritten: bool = False
-    made: list[torch.Tensor] = field(default_factory=list)
+    made: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # tensors, with their versions at a slice
 
     @property
     def written(self) -> bool:
-        """Whether a rewritten slice, or a view of it, was written to in the last context."""
-        return any(one._version for one in self.made)
+        """Whether a rewritten slice, its tensor, or a view of one of them was written to in the last context."""
+        return any(one._version != version for one, version in self.made)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -48,8 +48,9 @@ class Slices:
                 if selection := _selection(items[place], tensor.shape[axis], tensor.device):
                     self.seen = True
                     if self.rewritten:
-                        tensor = tensor.index_select(axis, selection())
-                        self.made.append(tensor)
+                        selected = tensor.index_select(axis, selection())
+                        self.made += [(tensor, tensor._version), (selected, selected._version)]
+                        tensor = selected
                         items[place] = slice(None)
             return usual(tensor, tuple(items) if isinstance(index, tuple) else items[0])
 

@@ -103,7 +103,14 @@ def write_to_a_view(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("function", [write_rarely, write_to_a_view])
+def write_to_the_tensor_afterwards(x: torch.Tensor) -> torch.Tensor:
+    result = x.clone()
+    first = result[:, :8]
+    result.clamp_(max=1e9)
+    return first * 2
+
+
+@pytest.mark.parametrize("function", [write_rarely, write_to_a_view, write_to_the_tensor_afterwards])
 def test_a_write_without_an_effect_at_the_example_keeps_the_view_too(function: Compute) -> None:
     assert captured(function).bounds["length"].max == 7
 
