@@ -121,6 +121,12 @@ class output_without_tensors(_Broken):
             return {"answer": "forty-two"}
 
 
+class output_of_nothing(_Broken):
+    class model(Mlp):
+        def forward(self, x: torch.Tensor) -> dict[str, None]:
+            return {"answer": None}
+
+
 class forward_raises(_Broken):
     class model(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

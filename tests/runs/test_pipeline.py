@@ -159,7 +159,8 @@ def test_a_model_that_crashes_at_nan_is_checked_without_unusual_values(run: Run)
         ("forward_raises", "forward does not work"),
         ("forward_segfaults", "was ended by SIGSEGV"),
         ("forward_hangs", "took longer than 2 s"),
-        ("output_without_tensors", "output holds no tensor"),
+        ("output_of_nothing", "output holds no tensor"),
+        ("output_without_tensors", "the model's output answer is of type str"),
     ],
 )
 def test_a_model_that_does_not_run_fails_every_variant(run: Run, name: str, reason: str) -> None:
