@@ -321,7 +321,7 @@ def test_outputs_replace_files_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_sparse_output_is_refused_by_name(tmp_path: Path) -> None:
     file = exported(lambda m, x: (x, x.to_sparse()), tmp_path, (torch.randn(3, 4),), (None,))
-    assert "output_1 is sparse, which a safetensors file cannot hold" in wrote(file, tmp_path / "out")
+    assert "output_1 is sparse (Sparse), which a safetensors file cannot hold" in wrote(file, tmp_path / "out")
 
 
 def altered(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
