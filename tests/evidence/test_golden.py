@@ -400,7 +400,7 @@ class Offsets(torch.nn.Module):
 
 
 def test_integers_that_a_cpu_rejects_are_not_tried_on_a_gpu() -> None:
-    example = (torch.ones(3), torch.tensor([0, 2, 4]))
+    example = (torch.ones(3), torch.tensor([1, 2, 4]))
     changes = perturbations.changed(example)
     assert "negative" in changes  # it reverses integers
     device = "cpu:0"  # instead of a GPU
