@@ -11,12 +11,10 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-GetItem = Callable[[torch.Tensor, Any], Any]
+from torch.overrides import TorchFunctionMode
 
 
 @dataclass
@@ -39,23 +37,38 @@ class Slices:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Note within this context whether there are such slices, and rewrite them if asked to."""
-        usual: GetItem = torch.Tensor.__getitem__
         self.made.clear()
-
-        def take(tensor: torch.Tensor, index: Any) -> Any:
-            items = list(index) if isinstance(index, tuple) else [index]
-            for place, axis in _slices(tensor, items):
-                if selection := _selection(items[place], tensor.shape[axis], tensor.device):
-                    self.seen = True
-                    if self.rewritten:
-                        selected = tensor.index_select(axis, selection())
-                        self.made += [(tensor, tensor._version), (selected, selected._version)]
-                        tensor = selected
-                        items[place] = slice(None)
-            return usual(tensor, tuple(items) if isinstance(index, tuple) else items[0])
-
-        with mock.patch.object(torch.Tensor, "__getitem__", take):
+        with _Watch(self):
             yield
+
+    def take(self, tensor: torch.Tensor, index: Any) -> Any:
+        """Return `tensor[index]`."""
+        items = list(index) if isinstance(index, tuple) else [index]
+        for place, axis in _slices(tensor, items):
+            if selection := _selection(items[place], tensor.shape[axis], tensor.device):
+                self.seen = True
+                if self.rewritten:
+                    selected = tensor.index_select(axis, selection())
+                    self.made += [(tensor, tensor._version), (selected, selected._version)]
+                    tensor = selected
+                    items[place] = slice(None)
+        return tensor[tuple(items) if isinstance(index, tuple) else items[0]]
+
+
+class _Watch(TorchFunctionMode):
+    """Calls `take` for each index of a tensor.
+
+    A mode, because a `__getitem__` set on torch.Tensor makes it a sequence for good, which torch.tensor would unpack.
+    """
+
+    def __init__(self, slices: Slices) -> None:
+        super().__init__()
+        self.slices = slices
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__ and len(args) == 2 and not kwargs and isinstance(args[0], torch.Tensor):
+            return self.slices.take(*args)
+        return func(*args, **(kwargs or {}))
 
 
 def _slices(tensor: torch.Tensor, items: list[Any]) -> list[tuple[int, int]]:
