@@ -220,7 +220,8 @@ def capture(
     export = functools.partial(_export, strict=strict)
     passed = value_checks.passed if checks_pass else _no_checks
     slices = clamped_slices.Slices()
-    run = functools.partial(_watched, export, passed, slices, module, example, contract)
+    watched = contextlib.nullcontext if strict else slices.watched  # a strict capture supports no mode
+    run = functools.partial(_watched, export, passed, watched, module, example, contract)
     attempt = functools.partial(_attempt, run, module, example, contract, strict)
     error = None
     try:
@@ -306,7 +307,7 @@ def _no_checks() -> contextlib.AbstractContextManager[dict[str, None]]:
 def _watched(
     export: Callable[..., torch.export.ExportedProgram],
     passed: Callable[[], contextlib.AbstractContextManager[dict[str, None]]],
-    slices: clamped_slices.Slices,
+    slices: Callable[[], contextlib.AbstractContextManager[None]],
     module: torch.nn.Module,
     example: Tensors,
     contract: Contract,
@@ -320,7 +321,7 @@ def _watched(
         fixed_dims.watch(_export_somehow.__name__) as found,
         passed() as checks,
         sizes_in_builtins.kept(callers.values()),
-        slices.watched(),
+        slices(),
     ):
         return _export_somehow(export, module, example, contract, found), found, checks
 
