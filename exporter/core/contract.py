@@ -156,17 +156,17 @@ def sizes_of(contract: Contract, actual: Sequence[TensorSpec]) -> Sizes:
 
 
 def told(inputs: Sequence[TensorSpec]) -> set[str]:
-    """Return the symbols that dimensions of the inputs depend on, without those that occur only in a sum of unknowns
-    or in a quotient of a sum.
+    """Return the symbols that dimensions of the inputs depend on, without those that occur only in unsolvable sums.
 
     Callers whose inputs have no dimension but `past+new` could not tell `past` from `new`.
     """
     expressions = [Expression.parse(dim) for spec in inputs for dim in spec.shape if isinstance(dim, str)]
-    found = dict.fromkeys(one.names[0] for one in expressions if not one.is_sum)
-    for _ in expressions:
-        unknown = (one.unknown(found) for one in expressions if one.divisor == 1)
-        found |= dict.fromkeys(names[0] for names in unknown if len(names) == 1)
-    return set(found)
+    plain = [one for one in expressions if one.divisor == 1]
+    solved = dict.fromkeys(one.names[0] for one in plain if not one.is_sum)
+    for _ in plain:
+        unknown = [one.unknown(solved) for one in plain]
+        solved |= dict.fromkeys(names[0] for names in unknown if len(names) == 1)
+    return {*solved, *(one.names[0] for one in expressions if not one.is_sum)}
 
 
 def shape_at(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:

@@ -322,6 +322,7 @@ def test_which_symbols_the_inputs_tell() -> None:
     inputs = [spec("m", "m+n"), spec("k+n", None, 3), spec("i+j")]
     assert contract.told(inputs) == {"m", "n", "k"}
     assert contract.told([spec("m+n", "m+n+1")]) == set()
+    assert contract.told([spec("m+n", "n//2")]) == {"n"}
 
 
 DECODER = {"past": Range(1, 64), "seq": Range(1, 16)}
