@@ -18,7 +18,6 @@ from exporter.core import checks_in_code
 from exporter.core.errors import Blame
 
 HERE = "<--- HERE"  # TorchScript's compiler marks the line with it
-
 OWN = "exporter itself failed"  # how the message of an internal error begins
 LONGEST = 100_000  # maximum number of characters of a message to examine
 MESSAGE = 1000  # maximum number of characters of a message to keep
@@ -45,6 +44,7 @@ _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/uti
 # Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = frozenset((
     "causal_masks.py",
+    "clamped_slices.py",
     "counted_results.py",
     "differentiation.py",
     "gpu_operators.py",
