@@ -40,20 +40,20 @@ def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
 
 
 def table(rows: Sequence[Row], out: Path) -> str:
-    """Return a table that fits the terminal, followed by a line for each failure."""
+    """Return a table that fits the terminal, followed by a line for each failure and note."""
     from exporter.report import console
 
     text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
-        text += "".join(source_lines.printable(f"{row.step.name}: {line}") + "\n" for line in _failures(row))
+        text += "".join(source_lines.printable(f"{row.step.name}: {line}") + "\n" for line in _said(row))
     return text + f"{_summary(rows)} Bundles: {out}\n"
 
 
 def markdown(rows: Sequence[Row], file: Path) -> str:
-    """Return a heading, the table, and a line for each failure."""
+    """Return a heading, the table, and a line for each failure and note."""
     lines = [f"### {report.escape(file.name)}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
     lines += report.table(HEADINGS, [_cells(row) for row in rows])
-    lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _failures(row)]
+    lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _said(row)]
     return "\n".join([*lines, "", _summary(rows), ""])
 
 
@@ -77,7 +77,7 @@ def annotated(error: UsageError, file: Path) -> str:
 
 
 def _annotations(rows: Sequence[Row], file: Path) -> str:
-    """Return a GitHub Actions workflow command for each failure, at the line of its gate or model."""
+    """Return a GitHub Actions workflow command for each failure and note, at the line of its gate or model."""
     lines = []
     for row in rows:
         found = [(row.step.line, "failed", line) for line in ([_reason(row)] if row.reason else [])]
@@ -85,6 +85,9 @@ def _annotations(rows: Sequence[Row], file: Path) -> str:
         for line, what, text in found:
             title = _property(f"{row.step.name}: {what}")
             lines.append(f"::error file={_property(str(file))},line={line},title={title}::{_data(text)}\n")
+        if row.note:
+            place = f"file={_property(str(file))},line={row.step.line},title={_property(row.step.name)}"
+            lines.append(f"::warning {place}::{_data(row.note)}\n")
     return "".join(lines)
 
 
@@ -97,6 +100,7 @@ def _plain(row: Row) -> dict[str, Any]:
         "line": row.step.line,
         "reason": row.reason,
         "remedy": row.remedy,
+        "note": row.note,
         "measured": dataclasses.asdict(row.measured),
         "gates": [dataclasses.asdict(one) for one in row.checks],
     }
@@ -117,6 +121,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _failures(row: Row) -> list[str]:
     return [_reason(row)] if row.reason else [f"{one.gate}: {one.text}" for one in row.checks if not one.passed]
+
+
+def _said(row: Row) -> list[str]:
+    return _failures(row) + ([row.note] if row.note else [])
 
 
 def _reason(row: Row) -> str:

@@ -21,6 +21,8 @@ from exporter.release.gates import Check, Measurements, check, measure, ranges
 from exporter.release.plan import Step
 from exporter.release.state import Journal
 
+CHANGED = "what the step is made from changed while it ran, so --resume will run it again"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,6 +33,7 @@ class Row:
     kept: bool = False  # whether the bundle is from an earlier run
     reason: str = ""
     remedy: str = ""
+    note: str = ""  # what the user should know though the step may have passed
     measured: Measurements = field(default_factory=Measurements)
     checks: tuple[Check, ...] = ()
     seconds: float = 0.0  # how long this run exported it; 0 if it was kept
@@ -64,6 +67,7 @@ def run(
         for step in todo:
             _hold(step)
         outcomes: dict[str, Outcome] = {}
+        changed: set[str] = set()
         try:
             with contextlib.closing(executor.run(todo, listener)) as running:
                 for step, outcome in running:
@@ -71,8 +75,11 @@ def run(
                     if outcome.place:
                         done[step.name] = layout.read_manifest(outcome.place)
                     record = _record(step, done.get(step.name), outcome)
-                    if record.status == "passed" and _is_unchanged(step, found[step.name]):
-                        state.keep(step, found[step.name])
+                    if record.status == "passed":
+                        if _is_unchanged(step, found[step.name]):
+                            state.keep(step, found[step.name])
+                        else:
+                            changed.add(step.name)
                     listener.done(replace(record, name=step.name))
         except BaseException:
             for step in todo:
@@ -81,7 +88,8 @@ def run(
                     with contextlib.suppress(OSError):
                         filesystem.remove_tree(_held(step))
             raise
-        return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
+        rows = [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
+        return [replace(row, note=CHANGED) if row.step.name in changed else row for row in rows]
 
 
 def _held(step: Step) -> Path:

@@ -482,12 +482,17 @@ def test_a_recipe_that_changes_during_a_release(tmp_path: Path, monkeypatch: pyt
         return releases.make(request)
 
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=edited))
-    assert all(row.passed for row in release(tmp_path, text))
+    rows = release(tmp_path, text)
+    assert all(row.passed and row.note == run.CHANGED for row in rows)
+    for form in ("table", "md", "json"):
+        assert run.CHANGED in formats.render(rows, form, Path("release.toml"), tmp_path)
+    warning = f"::warning file=release.toml,line=3,title=mlp/cpu/trace::{run.CHANGED}\n"
+    assert formats.render(rows, "github", Path("release.toml"), tmp_path).endswith(warning)
     recipe.write_text(before)
     assert len(rebuilt(release(tmp_path, text))) == 1
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
     recipe.write_text(before)
-    release(tmp_path, text)
+    assert not any(row.note for row in release(tmp_path, text))
     assert rebuilt(release(tmp_path, text)) == set()
 
 
