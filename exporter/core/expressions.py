@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import re
@@ -9,7 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 FACTORS = (1, 2, 3, 4)
-DIVISORS = (*range(1, 17), 20, 24, 25, 28, 30, 32, 40, 48, 50, 60, 64, 80, 96, 100, 128, 160, 256, 320, 512, 1024)
+DIVISORS = (
+    *(*range(1, 17), 20, 24, 25, 28, 30, 32, 40, 48, 50, 60, 64, 80, 96, 100, 128, 160, 192, 200, 240, 256, 320, 384),
+    *(400, 441, 480, 512, 600, 640, 960, 1024, 1280, 1920, 2048),
+)
 _TERM = r"(?:\d+\*)?[A-Za-z_]\w*"
 _FORM = re.compile(rf"(\()?({_TERM}(?:\+{_TERM})*)([+-]\d+)?(\))?(?://(\d+))?")
 
@@ -150,6 +154,28 @@ def fit(names: Sequence[str], seen: Seen) -> Expression | None:
             if offsets := _range(((sum(f * sizes[n] for n, f in terms), value) for sizes, value in seen), divisor):
                 return Expression(terms, min(_preferred(offsets, divisor), key=abs), divisor)
     return None
+
+
+def doubt(name: str, seen: Seen, sizes: Iterable[int]) -> int | None:
+    """Return the size that best distinguishes the expressions of a symbol that fit every observation.
+
+    Returns None if all of them agree at all these sizes.
+    """
+    pairs = [(at[name], value) for at, value in seen]
+    fitting = [
+        (factor, offset, divisor)
+        for divisor in DIVISORS
+        for factor in _factors(pairs, divisor, False)
+        if (offsets := _range(((factor * size, value) for size, value in pairs), divisor))
+        for offset in {*offsets[:: len(offsets) // 8 + 1], offsets[-1]}
+    ]
+
+    def most(size: int) -> int:
+        values = collections.Counter((factor * size + offset) // divisor for factor, offset, divisor in fitting)
+        return max(values.values(), default=0)
+
+    best = min(sizes, key=most, default=None)
+    return best if best is not None and most(best) < len(fitting) else None
 
 
 def _factors(pairs: Sequence[tuple[int, int]], divisor: int, only_plain: bool) -> Iterable[int]:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from exporter.core.contract_records import Dim, TensorSpec
 from exporter.core.errors import ContractError, ExportError, RecipeError
-from exporter.core.expressions import Seen, fit
-from exporter.core.probing import describe, probes
+from exporter.core.expressions import Seen, doubt, fit
+from exporter.core.probing import describe, ends, is_cheap, nearest, probes
 from exporter.core.size_range import Range, Sizes
 
 Probe = Callable[[Sizes], tuple[TensorSpec, ...]]
 Observed = Sequence[tuple[Sizes, tuple[TensorSpec, ...]]]
+MORE_PROBES = 24  # maximum number of probes that verify quotients
+SMALLEST = 64  # minimum number of a size's smallest values among which these are chosen
 
 
 def infer_shapes(observed: Observed, symbols: Mapping[str, Range]) -> tuple[TensorSpec, ...]:
@@ -77,19 +79,49 @@ def probe_shapes(
 ) -> tuple[TensorSpec, ...]:
     """Return the specs of the tensors that `probe` returns, by changing one size at a time.
 
-    Sizes are changed together only if a dimension looks like a sum of them. With `to_the_ends`, each size is also
-    probed at both ends of its range.
+    Each size is also probed at its smallest value, and at its largest if that is cheap or with `to_the_ends`.
+    A quotient such as `(n-10)//20` is probed until no other offset fits, and at three quarters of the example's size.
+    Sizes are changed together only if a dimension looks like a sum of them. At these further sizes, the probe may fail.
     """
     observed = [(base, probe(base))]
     for name, bounds in symbols.items():
         sizes = probes(base[name], bounds) + ([bounds.sizes[0], bounds.sizes[-1]] if to_the_ends else [])
         observed += [(moved, probe(moved)) for size in dict.fromkeys(sizes) for moved in ({**base, name: size},)]
+    refused: list[Sizes] = []
+    for _ in range(MORE_PROBES):
+        if (doubtful := next(_doubtful(observed, symbols, refused), None)) is None:
+            break
+        try:
+            observed.append((doubtful, probe(doubtful)))
+        except (ExportError, RecipeError):
+            refused.append(doubtful)
     found = infer_shapes(observed, symbols)
     try:
         together = [(sizes, probe(sizes)) for sizes in _joint_sizes(observed, symbols)]
         return infer_shapes([*observed, *together], symbols) if together else found
     except (ContractError, ExportError, RecipeError):  # these sizes are allowed only alone
         return found
+
+
+def _doubtful(observed: Observed, symbols: Mapping[str, Range], refused: Sequence[Sizes]) -> Iterator[Sizes]:
+    """Yield further sizes to observe: cheap ends of ranges, and those that verify quotients."""
+    base, known = observed[0][0], [*(sizes for sizes, _ in observed), *refused]
+    wanted = [(name, size) for name, bounds in symbols.items() for size in ends(base[name], bounds)]
+    for seen in (dim for _, dims in _dims(observed) for dim in dims):
+        moving = _moving(seen, symbols)
+        if len(moving) == 1 and (found := fit(moving, seen)) and found.divisor > 1:
+            (name,) = moving
+            cheap = [s for s in _some(base[name], symbols[name], found.divisor) if {**base, name: s} not in refused]
+            wanted += [(name, doubt(name, seen, cheap) or base[name])]
+            wanted += [(name, nearest(3 * base[name] // 4, symbols[name]))]
+    yield from (one for name, size in wanted if (one := {**base, name: size}) not in known)
+
+
+def _some(base: int, bounds: Range, divisor: int) -> list[int]:
+    """Return the smallest sizes, enough to see where a quotient changes, and larger ones that are cheap to try."""
+    sizes, few = bounds.sizes, max(divisor, SMALLEST)
+    larger = [size for size in sizes[few :: len(sizes) // SMALLEST + 1] if is_cheap(size, base)]
+    return [*sizes[:few], *larger]
 
 
 def _joint_sizes(observed: Observed, symbols: Mapping[str, Range]) -> Iterator[Sizes]:

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from exporter.core.errors import UsageError
 from exporter.core.size_range import Range, Sizes
 
+SMALL = 16  # sizes up to this one are cheap to try, whatever the example's size
+FAR = 4  # multiple of the example's size beyond which trying is too expensive
+
 
 def probes(base: int, bounds: Range) -> list[int]:
     """Return up to four other sizes, near and far, which distinguish similar formulas."""
@@ -18,6 +21,17 @@ def probes(base: int, bounds: Range) -> list[int]:
     wanted = (at + 1, at + 2, 2 * at + 1, at + at // 2 + 3, at - 1, at - 2, at // 2)
     sizes = dict.fromkeys(step * multiple for multiple in wanted)
     return [size for size in sizes if bounds.allows(size) and size != base][:4]
+
+
+def ends(base: int, bounds: Range) -> list[int]:
+    """Return the smallest allowed size, and the largest one if it is cheap to try."""
+    first, last = bounds.sizes[0], bounds.sizes[-1]
+    return [first, last] if is_cheap(last, base) else [first]
+
+
+def is_cheap(size: int, base: int) -> bool:
+    """Return whether trying this size is cheap: it is at most FAR times the example's, or small."""
+    return size <= max(FAR * base, SMALL)
 
 
 def capture_sizes(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:

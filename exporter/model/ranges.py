@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from exporter.core.probing import probes
+from exporter.core.probing import ends, is_cheap, probes
 from exporter.core.size_range import Range
 
 Takes = Callable[[int], bool]
 TRIED = 4  # number of other multiples that must be accepted to confirm a step
-SMALL = 16  # sizes up to this one are cheap to try, whatever the example's size
-FAR = 4  # multiple of the example's size beyond which trying is too expensive
 
 
 def refused(takes: Takes, base: int, bounds: Range) -> int | None:
     """Return the first rejected size among the example's neighbours and both ends, or None.
 
-    The largest size is tried only if it is at most FAR times the example's, or small.
+    The largest size is tried only if that is cheap.
     """
-    last = bounds.sizes[-1]
-    tried = dict.fromkeys((*probes(base, bounds), bounds.sizes[0], *([last] if _is_near(last, base) else [])))
+    tried = dict.fromkeys((*probes(base, bounds), *ends(base, bounds)))
     return next((size for size in tried if not takes(size)), None)
 
 
@@ -55,22 +52,17 @@ def _multiples(base: int, bounds: Range) -> list[int]:
     step = bounds.multiple_of
     above = list(itertools.islice(range(base + step, bounds.sizes[-1] + 1, step), TRIED - 1))
     last = bounds.sizes[-1]
-    ends = (last,) if _is_near(last, base) and last > base else ()
-    far = [size for size in (*ends, 2 * base + step, 3 * base) if bounds.allows(size) and size not in above]
+    most = (last,) if is_cheap(last, base) and last > base else ()
+    far = [size for size in (*most, 2 * base + step, 3 * base) if bounds.allows(size) and size not in above]
     below = range(base - step, bounds.sizes[0] - 1, -step)
     return (above + far)[:TRIED] or list(below[: TRIED - 1])
-
-
-def _is_near(size: int, base: int) -> bool:
-    """Return whether trying this size is cheap."""
-    return size <= max(FAR * base, SMALL)
 
 
 def _from(takes: Takes, base: int, bounds: Range) -> Range:
     """Return the range from the smallest accepted size; its upper end is searched only if trying it is cheap."""
     least = _furthest(takes, base, bounds, -1)
     most = bounds.sizes[-1]
-    if _is_near(most, base):
+    if is_cheap(most, base):
         most = _furthest(takes, base, bounds)
     return bounds.within(least, most)
 

@@ -13,6 +13,7 @@ from support.manifests import CONTRACT
 from exporter.core import contract, contract_files, dimensions, inference, probing
 from exporter.core.contract_records import Contract, Dim, TensorSpec
 from exporter.core.errors import ArtifactError, ContractError, ExportError, RecipeError, UsageError
+from exporter.core.expressions import Expression
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.size_range import Range
 
@@ -502,3 +503,44 @@ def test_ranges_without_a_size_are_invalid(low: int, high: int, step: int) -> No
 )
 def test_a_range_covers_another(held: Range, wanted: Range, covered: bool) -> None:
     assert held.covers(wanted) is covered
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "divisor", "base", "bounds"),
+    [
+        (1, -10, 20, 1600, Range(50, 1600)),  # three convolutions of a speech encoder
+        (1, -80, 320, 16000, Range(400, 160000)),
+        (1, 1919, 1920, 48000, Range(1920, 96000)),
+        (1, -2, 4, 30, Range(7, 64)),
+        (3, 5, 2, 9, Range(1, 40)),
+        (1, 3, 8, 64, Range(16, 128, multiple_of=16)),
+    ],
+)
+def test_quotients_are_exact_at_every_size(factor: int, offset: int, divisor: int, base: int, bounds: Range) -> None:
+    asked = []
+
+    def shape(sizes):
+        asked.append(sizes["n"])
+        return (sizes["n"], (factor * sizes["n"] + offset) // divisor)
+
+    (found,) = probed(shape, base={"n": base}, symbols={"n": bounds})
+    quotient = Expression.parse(str(found.shape[1]))
+    assert all(quotient.at({"n": size}) == (factor * size + offset) // divisor for size in bounds.sizes)
+    assert len(asked) <= 24
+    assert max(asked) <= 4 * base
+
+
+def test_a_quotient_that_a_further_size_refutes_is_none() -> None:
+    """Padding to a multiple of 8 looks like rounding up, until more sizes are tried."""
+    (found,) = probed(lambda s: (8 * -(-s["n"] // 8),), base={"n": 64}, symbols={"n": Range(1, 128)})
+    assert found.shape == (None,)
+
+
+def test_further_sizes_may_fail() -> None:
+    def shape(sizes):
+        if sizes["n"] in (50, 1200):
+            raise ExportError("too few samples")
+        return ((sizes["n"] - 10) // 20,)
+
+    (found,) = probed(shape, base={"n": 1600}, symbols={"n": Range(50, 1600)})
+    assert found.shape == ("(n-10)//20",)
