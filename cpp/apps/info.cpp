@@ -35,10 +35,25 @@ void print_build(const Contract& contract) {
   if (!obstacle.empty()) std::printf("  cannot run here: it %s\n", printable(obstacle).c_str());
 }
 
+void print_entries(const std::vector<Sizes>& entries) {
+  if (entries.empty()) return;
+  std::printf("entries, models for exactly these sizes\n");
+  for (const Sizes& entry : entries) {
+    std::string line;
+    for (const auto& [name, size] : entry) {
+      line += (line.empty() ? "" : ", ") + printable(name) + " = " + std::to_string(size);
+    }
+    std::printf("  %s\n", line.c_str());
+  }
+}
+
 void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   const Contract& contract = info.contract;
-  std::printf("%s: %s, target %s\n", path.c_str(), printable(contract.model).c_str(),
-              printable(contract.target).c_str());
+  // A program that exporter did not write says nothing about its precision.
+  const std::string precision =
+      info.contract_json.empty() ? "" : ", precision " + printable(contract.precision);
+  std::printf("%s: %s, target %s%s\n", path.c_str(), printable(contract.model).c_str(),
+              printable(contract.target).c_str(), precision.c_str());
   std::printf("  %s for %s, %.1f MB, exported by torch %s\n", to_string(info.kind),
               printable(contract.device).c_str(), static_cast<double>(info.bytes) / 1e6,
               contract.torch.empty() ? "?" : printable(contract.torch).c_str());
@@ -49,6 +64,7 @@ void print_text(const ArtifactInfo& info, const std::filesystem::path& path) {
   for (const Symbol& symbol : contract.symbols) {
     std::printf("  %-24s %s\n", printable(symbol.name).c_str(), describe_range(symbol).c_str());
   }
+  print_entries(contract.entries);
   if (contract.keeps_state()) {
     std::vector<TensorSpec> specs;
     for (const auto& tensor : contract.state->tensors) specs.push_back(tensor.spec);

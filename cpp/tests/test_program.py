@@ -152,16 +152,28 @@ class Commands(unittest.TestCase):
             self.assertIn("was altered", done.stderr)
         self.assertFalse(outputs.exists())
 
-    def test_info_replaces_control_characters(self) -> None:
-        path = self.directory / "model.pt"
-        with zipfile.ZipFile(FIXTURES / "model.pt") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+    def with_contract(self, name: str, **fields: object) -> Path:
+        """Return a copy of a fixture with other values in fields of its contract."""
+        path = self.directory / name
+        with zipfile.ZipFile(FIXTURES / name) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
             for member in old.infolist():
                 data = old.read(member)
                 if member.filename.endswith("contract.json"):
-                    contract = json.loads(data) | {"model": "\x1b[31m\u202e", "ops": ["a\x9bb"]}
-                    contract["inputs"][0]["name"] = "to\x07\nkens"
-                    data = json.dumps(contract).encode()
+                    data = json.dumps(json.loads(data) | fields).encode()
                 new.writestr(member, data)
+        return path
+
+    def test_info_shows_the_precision_and_the_entries(self) -> None:
+        path = self.with_contract("model.pt2", precision="int8w", entries=[{"batch": 1}, {"batch": 8}])
+        said = call("info", path).stdout
+        self.assertIn(", precision int8w\n", said)
+        self.assertIn("for exactly these sizes\n  batch = 1\n  batch = 8\n", said)
+        self.assertNotIn("entries", call("info", FIXTURES / "model.pt2").stdout)
+
+    def test_info_replaces_control_characters(self) -> None:
+        inputs = json.loads(call("info", FIXTURES / "model.pt", "--json").stdout)["contract"]["inputs"]
+        inputs[0]["name"] = "to\x07\nkens"
+        path = self.with_contract("model.pt", model="\x1b[31m\u202e", ops=["a\x9bb"], inputs=inputs)
         for words in ([], ["--json"]):
             done = call("info", path, *words)
             self.assertEqual(done.returncode, 0, done.stderr)
