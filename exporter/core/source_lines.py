@@ -52,6 +52,7 @@ _FOR_THE_MODEL = frozenset((
     "inverse_stft.py",
     "mixed_dtypes.py",
     "mixture_of_experts.py",
+    "padded_encoders.py",
     "recurrent.py",
     "running_statistics.py",
     "sizes_in_builtins.py",
@@ -166,8 +167,7 @@ def place(text: str) -> str:
     text = _NO_PLACE.sub("", text)
     frames = [shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
     others = [shown(m[1], m[2]) for m in _MENTION.finditer(text) if not _is_library(m[1])]
-    found = others or (frames if HERE in text else frames[::-1])
-    return found[0] if found else ""
+    return next(iter(others or (frames if HERE in text else frames[::-1])), "")
 
 
 def near(place: str) -> str:

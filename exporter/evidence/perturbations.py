@@ -23,8 +23,21 @@ def _reversed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flip(-1) if tensor.dim() else tensor
 
 
+def _padded(mask: torch.Tensor) -> torch.Tensor:
+    """Set the second half of a mask's first row to the other value, as padding does, if all its values are the same.
+
+    A tensor of integers is a mask if they are all 1.
+    """
+    same = mask.dim() > 0 and mask.shape[-1] > 1 and mask.numel() > 0 and bool((mask == mask.flatten()[0]).all())
+    if not same or (mask.dtype != torch.bool and mask.flatten()[0] != 1):
+        return mask
+    made = mask.clone()
+    made[(0,) * (mask.dim() - 1)][mask.shape[-1] // 2 :] = not mask.flatten()[0]
+    return made
+
+
 # One change for floating tensors and one for all others. The latter hold indices and masks, so their values stay within
-# the range of the example's.
+# the range of the example's, except those of masks that have only one value.
 LARGE = "large"
 CHANGES: dict[str, tuple[Change, Change]] = {
     "zeros": (torch.zeros_like, lambda t: t.amin().expand_as(t).clone() if t.numel() else t),
@@ -32,6 +45,7 @@ CHANGES: dict[str, tuple[Change, Change]] = {
     "negative": (lambda t: -t.abs(), _reversed),
     LARGE: (lambda t: t * 100, lambda t: t),
     "tiny": (lambda t: t.clamp(-1, 1) * (torch.finfo(t.dtype).tiny / 2), lambda t: t),  # below the normal numbers
+    "padded": (lambda t: t, _padded),
 }
 PERTURBATION, ROUNDINGS = 1e-6, 8  # relative: the maximum, and the multiple of the dtype's epsilon
 
@@ -80,7 +94,8 @@ def _integral(change: Change, tensor: torch.Tensor) -> torch.Tensor:
     """Apply a change to a tensor of integers or booleans. Complex tensors have no order and are returned unchanged."""
     if tensor.is_complex():
         return tensor
-    return change(tensor.byte()).bool() if tensor.dtype == torch.bool else change(tensor)
+    is_bool = tensor.dtype == torch.bool and change is not _padded
+    return change(tensor.byte()).bool() if is_bool else change(tensor)
 
 
 def _equal(one: Tensors, other: Tensors) -> bool:

@@ -35,6 +35,19 @@ def test_offsets_keep_their_order() -> None:
     assert made[3].tolist() == [1, 3, 0]
 
 
+def test_masks_with_one_value_are_padded() -> None:
+    full, all_ones = torch.zeros(2, 5, dtype=torch.bool), torch.ones(2, 1, 4, dtype=torch.int64)
+    zeros, one = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64)
+    made = perturbations.changed((full, all_ones, zeros, one, torch.randn(2)))
+    assert list(made) == ["zeros", "ones", "negative", "large", "tiny", "padded"]
+    assert made["padded"][0].tolist() == [[False, False, True, True, True], [False] * 5]
+    assert made["padded"][1].tolist() == [[[1, 1, 0, 0]], [[1, 1, 1, 1]]]
+    assert [torch.equal(*pair) for pair in zip(made["padded"][2:4], (zeros, one), strict=True)] == [True, True]
+    assert full.sum() == 0
+    assert (made["padded"][0].dtype, made["padded"][1].dtype) == (torch.bool, torch.int64)
+    assert "padded" not in perturbations.changed((torch.tensor([[True, False]]), torch.tensor(True), torch.randn(2)))
+
+
 def test_changes_without_effect_are_left_out() -> None:
     assert list(perturbations.changed((torch.zeros(2), torch.tensor(7)))) == ["ones"]
     assert perturbations.changed((torch.ones(2, dtype=torch.complex64),)) == {}
