@@ -72,6 +72,8 @@ def flatten_inputs(model: torch.nn.Module, inputs: Any) -> FlatInputs:
     settings: dict[str, Any] = {}
     for name, value in (*named, *((str(key), value) for key, value in kwargs.items())):
         for path, leaf, in_object in _leaves(value, name):
+            if path in (*tensors, *constants, *settings):
+                raise RecipeError(f"the recipe has two inputs that are called {path}", "rename a key of a dict")
             if isinstance(leaf, torch.Tensor):
                 if form := unusual_form(leaf):
                     remedy = "give its values and indices, or a dense tensor; keep a constant matrix as a buffer"
@@ -159,7 +161,11 @@ def output_leaves(output: Any, leave_out: Collection[str] = ()) -> tuple[tuple[s
     if not named:
         remedy = "return tensors, or a structure of them"
         raise ExportError("the model's output holds no tensor", remedy, Blame("output-not-a-tensor"))
-    return tuple(name or "output" for name, _ in named), tuple(tensor for _, tensor in named)
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        twice = max(names, key=names.count)
+        raise _refused(twice, "is there twice, as a key and as an item of another output", "rename a key")
+    return tuple(name or "output" for name in names), tuple(tensor for _, tensor in named)
 
 
 def _outputs(

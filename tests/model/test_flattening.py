@@ -276,6 +276,18 @@ def test_leaving_out_outputs(leave_out: list[str], names: tuple[str, ...]) -> No
     assert output_leaves((ONE, TWO), ["output1"])[0] == ("output0",)
 
 
+def test_two_outputs_of_one_name_are_refused() -> None:
+    with pytest.raises(ExportError, match=r"the model's output loss\.box is there twice"):
+        output_leaves({"loss.box": ONE, "loss": {"box": TWO, "class": ONE}})
+    assert output_leaves({"loss.box": ONE, "loss": {"box": TWO}}, ["loss"])[0] == ("loss.box",)
+
+
+def test_two_inputs_of_one_name_are_refused() -> None:
+    for given in ({"a.b": ONE, "a": {"b": TWO}}, {"a": {"b": 3}, "a.b": ONE}):
+        with pytest.raises(RecipeError, match=r"two inputs that are called a\.b"):
+            flatten_inputs(torch.nn.Identity(), given)
+
+
 def test_only_existing_outputs_can_be_left_out() -> None:
     with pytest.raises(UsageError, match="--leave-out past: the model has no output of that name") as raised:
         flattening.require_named({"logits": ONE, "loss": None, "cache": Cache()}, ["cache", "past"])
