@@ -63,6 +63,7 @@ def traced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, name, _triangle(getattr(torch, name), name[:4] == "triu")))
         stack.enter_context(mock.patch.object(torch.Tensor, "unfold", _unfolded(torch.Tensor.unfold)))
         stack.enter_context(mock.patch.object(torch, "cdist", _distances(torch.cdist)))
+        stack.enter_context(mock.patch.object(torch, "gradient", _differences(torch.gradient)))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
                 name = f"{kind}_pool{dims}d"
@@ -245,6 +246,33 @@ def _distances(usual: Function) -> Function:
         return found
 
     return call
+
+
+def _differences(usual: Function) -> Function:
+    """Return a torch.gradient of dimensions of any size, between points at equal distances."""
+
+    def call(input: torch.Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
+        axes = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+        steps = tuple(spacing) if isinstance(spacing, Sequence) else (spacing,) * len(axes)
+        even = len(steps) == len(axes) and all(isinstance(step, int | float) for step in steps)
+        if not _is_symbolic(input.shape) or not even:
+            return usual(input, spacing=spacing, dim=dim, edge_order=edge_order)
+        pairs = zip(axes, steps, strict=True)
+        return tuple(_slope(input.movedim(axis, -1), step, edge_order).movedim(-1, axis) for axis, step in pairs)
+
+    return call
+
+
+def _slope(x: torch.Tensor, step: float, edge_order: int) -> torch.Tensor:
+    last = x.shape[-1] - 1
+    place = torch.arange(last + 1, device=x.device)
+    after, before = torch.where(place < last, place + 1, place), torch.where(place > 0, place - 1, place)
+    slope = (x.index_select(-1, after) - x.index_select(-1, before)) / ((after - before) * step)
+    if edge_order == 2:
+        start = (-1.5 * x[..., :1] + 2 * x[..., 1:2] - 0.5 * x[..., 2:3]) / step
+        end = (1.5 * x[..., -1:] - 2 * x[..., -2:-1] + 0.5 * x[..., -3:-2]) / step
+        slope = torch.where(place == 0, start, torch.where(place == last, end, slope))
+    return slope
 
 
 def _pool(usual: Function, reduce: Function, dims: int) -> Function:

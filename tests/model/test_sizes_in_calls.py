@@ -93,6 +93,8 @@ def captured(function: Compute) -> capture.Captured:
         lambda x: x + torch.bincount((x[0, 0] > 0).long().flatten(), minlength=x.shape[3]) + of_weights(x),
         lambda x: x + torch.cdist(x, x).mean(-1, keepdim=True) + torch.cdist(x[:, :1], x, p=1.0).mean(),
         lambda x: torch.cdist(x, torch.linspace(-2, 2, 30)[:, None].expand(30, x.shape[3])),
+        lambda x: x + torch.gradient(x, dim=3)[0] + torch.gradient(x[:, 0], spacing=[0.5, 2.0], dim=(2, 1))[1][:, None],
+        lambda x: sum(torch.gradient(x.repeat(2, 2, 2, 2), edge_order=2, spacing=0.5)),
         lambda x: x + torch.hamming_window(x.shape[3], periodic=True, alpha=0.6, beta=0.4, dtype=x.dtype),
     ],
 )
