@@ -135,6 +135,16 @@ def _unprotect(folder: Path) -> None:
             folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
 
 
+def let_all_read(root: Path) -> None:
+    """Let every user read the files in a directory, and run those that their owner may run."""
+    for path in (root, *root.rglob("*")):
+        if not path.is_symlink():
+            mode = stat.S_IMODE(path.stat().st_mode)
+            wanted = mode | (0o755 if path.is_dir() or mode & stat.S_IXUSR else 0o644)
+            if mode != wanted:
+                path.chmod(wanted)
+
+
 def require_removable(root: Path) -> None:
     """Raise BundleError if another user owns a directory under `root` and lets nobody remove what is in it."""
     for folder, names, files in os.walk(root):

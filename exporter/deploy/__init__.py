@@ -2,6 +2,7 @@
 
 Every file taken from the bundle is first verified against its recorded hash. A deployment is staged beside its
 destination and then swapped in. It lists its own files, so that the next deployment replaces those and nothing else.
+A server runs as another user, so everybody may read a deployment, whatever the umask and the bundle's permissions.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def publish(root: Path, out: Path, deployment: Deployment) -> Deployment:
     deployment = replace(deployment, files=files)
     filesystem.write_atomic(root / MARK, to_json(deployment) + "\n")
     _refuse_foreign(out, deployment.kind)
+    filesystem.let_all_read(root)
     publishing.swap(root, out)
     return deployment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,8 +20,9 @@ from exporter.bundle.layout import read_manifest
 from exporter.core import environment
 from exporter.core.contract_records import TensorSpec
 from exporter.core.errors import ArtifactError, JobError, UsageError
+from exporter.core.parity_records import Parity
 from exporter.core.records import ModelRecord
-from exporter.deploy import docker
+from exporter.deploy import cpp, docker
 from exporter.targets import _ort_level
 from exporter.workers.children import Zygote
 
@@ -107,6 +109,32 @@ def test_the_image_from_scratch(bundle: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         done = subprocess.run(["chroot", "--userspec=65534:65534", root, *command], timeout=120, check=False)
         assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("runtime", "name"), [("cpp", "trace"), ("onnxruntime", "onnx")])
+def test_the_user_of_the_image_may_read_it_with_any_umask(
+    bundle: Path, tmp_path: Path, runtime: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build copies the permissions of the context."""
+
+    def fill(root: Path, *_: object) -> tuple[cpp.Start, Parity]:
+        (root / "tmp").mkdir()
+        (root / "tmp").chmod(0o1777)
+        (root / "run").write_text("#!/bin/sh")
+        (root / "run").chmod(0o700)
+        return cpp.Start("/lib/ld.so"), Parity("exact", None, None, None, None, "")
+
+    monkeypatch.setattr(cpp, "fill", fill)
+    mask = os.umask(0o077)
+    try:
+        made = docker.deploy(bundle, read_manifest(bundle), name, tmp_path / "context", runtime)
+    finally:
+        os.umask(mask)
+    assert made.files
+    for path in (tmp_path / "context", *(tmp_path / "context").rglob("*")):
+        runs = path.is_dir() or path.name == "run"
+        expected = 0o1777 if path.name == "tmp" else 0o755 if runs else 0o644
+        assert (path.name, oct(stat.S_IMODE(path.stat().st_mode))) == (path.name, oct(expected))
 
 
 def test_names_cannot_escape_from_a_comment() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +155,17 @@ def test_another_version_keeps_the_first(bundle: Path, tmp_path: Path) -> None:
     assert (place / "2" / "model.pt").read_bytes() == (bundle / "script.pt").read_bytes()
     with pytest.raises(UsageError, match="1, 2 of pair have a different platform, backend, input, output in"):
         deploy(bundle, tmp_path / "models", "onnx", version=3)
+
+
+def test_a_server_of_another_user_may_read_the_model_with_any_umask(bundle: Path, tmp_path: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        deploy(bundle, tmp_path / "models")
+    finally:
+        os.umask(mask)
+    place = tmp_path / "models" / "pair"
+    found = {stat.S_IMODE(path.stat().st_mode) for path in (place, *place.rglob("*"))}
+    assert found == {0o755, 0o644}
 
 
 def test_an_edited_configuration_is_kept(bundle: Path, tmp_path: Path) -> None:
