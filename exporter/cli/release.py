@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command(name="release", short_help="Export many models from a file, with gates, for a pipeline.")
 @click.argument("file", type=click.Path(path_type=Path), default=Path("release.toml"))
 @click.option("--init", is_flag=True, help="Write a commented FILE to start from, and do nothing else.")
-@click.option("--dry-run", is_flag=True, help="Show the steps without running them.")
+@click.option("--dry-run", is_flag=True, help="Show the steps, in any --format, without running them.")
 @click.option(
     "--only",
     multiple=True,
@@ -71,6 +71,8 @@ def command(file: Path, **options: Any) -> int:
     if options["init"]:
         _init(file)
         return 0
+    if options["dry_run"] and options["junit"]:
+        raise UsageError("--dry-run runs nothing that --junit could report", "remove one; --format json shows the plan")
     named, junit = file, options["junit"] and options["junit"].absolute()
     out = options["out"] and options["out"].absolute()
     file = file.absolute()
@@ -112,7 +114,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
         click.echo(f"warning: {warning}", err=True)
     if options["dry_run"]:
         kept = run.kept(chosen, out) if options["resume"] else set()
-        click.echo(formats.plan(chosen, kept, out), nl=False)
+        click.echo(formats.plan(chosen, kept, options["form"], named, out), nl=False)
         return 0
     with _progress.listener(quiet=options["quiet"]) as listener, _executor(chosen, options) as executor:
         rows = run.run(steps, chosen, out, options["resume"], executor, listener)

@@ -8,6 +8,7 @@ This file is long because finding and loading a recipe share the forms in which 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -37,6 +38,8 @@ SAVED = (".pt", ".pt2", ".pth", ".jit", ".ts", ".torchscript")  # usual suffixes
 BUILT_IN = "exporter_models"
 OPTIONAL = ("samples", "metric", "loss")  # optional attributes of a recipe
 ENTRY_POINTS = "exporter.models"
+# What a module needs to define names that its code does not contain.
+COMPUTED_NAMES = {"*", "globals", "vars", "locals", "exec", "eval", "setattr", "modules", "__dict__", "__getattr__"}
 HAS = "a recipe has load(weights), inputs(batch=1, …) and sizes"
 
 
@@ -146,6 +149,31 @@ def find(name: str, inputs_file: str = "", task: str = "") -> Source:
     return Source("name", module, attribute or "", inputs_file, name=name)
 
 
+def require_mentioned(source: Source) -> None:
+    """Raise UsageError if the file of a recipe surely does not define its name. The file is read but not run."""
+    if source.kind != "file":
+        return
+    try:
+        tree = ast.parse(Path(source.place).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # importing it reports the error
+    words = {
+        word
+        for node in ast.walk(tree)
+        for key in ("id", "name", "asname", "attr", "arg", "value", "rest")
+        if isinstance(word := getattr(node, key, None), str)
+    }
+    if source.attribute not in words and not words & COMPUTED_NAMES:
+        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        raise UsageError(f"{source.place} has no {source.attribute}", _instead(source.attribute, names))
+
+
+def _instead(name: str, names: Sequence[str]) -> str:
+    """Return which of the names that a file defines may be meant."""
+    close = difflib.get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else _defines(names)
+
+
 def _utf8(path: Path) -> str:
     """Return a path as text. Raises UsageError if it is not UTF-8: torch records the path of the model's code."""
     try:
@@ -221,11 +249,7 @@ def load(source: Source) -> Recipe:
         ) from error
     if source.attribute and not hasattr(module, source.attribute):
         names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        close = difflib.get_close_matches(source.attribute, names, n=3)
-        raise RecipeError(
-            f"{source.place} has no {source.attribute}",
-            f"did you mean {' or '.join(close)}?" if close else _defines(names),
-        )
+        raise RecipeError(f"{source.place} has no {source.attribute}", _instead(source.attribute, names))
     found = getattr(module, source.attribute) if source.attribute else module
     return _as_recipe(found, module, source)
 

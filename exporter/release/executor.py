@@ -16,14 +16,18 @@ from typing import Protocol
 
 from exporter.core.errors import BundleError, ExporterError
 from exporter.core.progress import Listener
+from exporter.release import keys
 from exporter.release.plan import Step
 from exporter.runs import pipeline
 from exporter.workers.children import Zygotes
 
+CHANGED = "what it is made from (its recipe, another file or a version) changed after the release began"
+AGAIN = "run the release again with --resume: it repeats the steps that depend on the change"
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a step's bundle is, or why there is none."""
+    """Where a step's bundle is, if there is one, and why the step failed beyond what the bundle says."""
 
     place: Path | None = None
     reason: str = ""
@@ -47,10 +51,12 @@ def perform(
 ) -> Outcome:
     """Export a step's bundle, in jobs forked from `zygotes`, and return the outcome.
 
-    The bundle is written at `place` if the caller moves it from there. The outcome holds any failure of this step.
-    Raises BundleError if the disk fails.
+    The bundle is written at `place` if the caller moves it from there. The outcome holds any failure of this step; one
+    whose key is no longer `step.key` does not begin. Raises BundleError if the disk fails.
     """
     began = time.monotonic()
+    if step.key and not keys.is_still(step.request, step.key):
+        return Outcome(None, CHANGED, AGAIN)
     try:
         _, made = pipeline.run(step.request, listener, place, zygotes)
     except BundleError:

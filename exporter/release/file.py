@@ -101,7 +101,10 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
     for error in strict(form).iter_errors(file.data):
         place = tuple(error.absolute_path)
         if error.validator not in ("additionalProperties", "unevaluatedProperties"):
-            yield place, error.message
+            if "entries" in place and error.validator == "type":
+                yield place[: place.index("entries") + 1], 'must be a list of text, such as ["batch=1,8"]'
+            else:
+                yield place, error.message
             continue
         inherited = form["$defs"]["settings"]["properties"] if error.validator == "unevaluatedProperties" else {}
         known = [*error.schema["properties"], *inherited]

@@ -1,4 +1,4 @@
-"""Render the result of a release as a table, JSON, Markdown for a job summary, or GitHub annotations."""
+"""Render the plan or the result of a release as a table, JSON, Markdown for a job summary, or GitHub annotations."""
 
 from __future__ import annotations
 
@@ -30,30 +30,51 @@ def render(rows: Sequence[Row], form: str, file: Path, out: Path) -> str:
     return table(rows, out) + (_annotations(rows, file) if form == "github" else "")
 
 
-def plan(steps: Sequence[Step], kept: set[str], out: Path) -> str:
-    """Return a table of what a run would do."""
+def plan(steps: Sequence[Step], kept: set[str], form: str, file: Path, out: Path) -> str:
+    """Render what a run would do in one of FORMS. `kept` names the steps that it would keep."""
+    if form == "json":
+        return _plan_json(steps, kept, file, out)
     from exporter.report import console
 
-    lines = [(step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps]
-    count = sum(step.name not in kept for step in steps)
-    return console.table(("step", "", "gates"), lines) + f"{count} of {len(steps)} steps to run, into {out}\n"
+    headings = "step", "", "gates"
+    lines: list[tuple[str, ...]] = [
+        (step.name, "keep" if step.name in kept else "make", _wanted(step)) for step in steps
+    ]
+    count = f"{sum(step.name not in kept for step in steps)} of {len(steps)} steps to run"
+    if form == "md":
+        return "\n".join([f"### {report.escape(file.name)}: plan", "", *report.table(headings, lines), f"{count}.", ""])
+    return console.table(headings, lines) + f"{count}, into {out}\n"
+
+
+def _plan_json(steps: Sequence[Step], kept: set[str], file: Path, out: Path) -> str:
+    found = [
+        {
+            "name": step.name,
+            "run": step.name not in kept,
+            "bundle": str(step.request.out),
+            "line": step.line,
+            "gates": dataclasses.asdict(step.gates),
+        }
+        for step in steps
+    ]
+    return json.dumps({"schema": SCHEMA, "file": str(file), "out": str(out), "steps": found}, indent=2) + "\n"
 
 
 def table(rows: Sequence[Row], out: Path) -> str:
-    """Return a table that fits the terminal, followed by a line for each failure and note."""
+    """Return a table that fits the terminal, followed by a line for each failure."""
     from exporter.report import console
 
     text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
-        text += "".join(source_lines.printable(f"{row.step.name}: {line}") + "\n" for line in _said(row))
+        text += "".join(source_lines.printable(f"{row.step.name}: {line}") + "\n" for line in _failures(row))
     return text + f"{_summary(rows)} Bundles: {out}\n"
 
 
 def markdown(rows: Sequence[Row], file: Path) -> str:
-    """Return a heading, the table, and a line for each failure and note."""
+    """Return a heading, the table, and a line for each failure."""
     lines = [f"### {report.escape(file.name)}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
     lines += report.table(HEADINGS, [_cells(row) for row in rows])
-    lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _said(row)]
+    lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _failures(row)]
     return "\n".join([*lines, "", _summary(rows), ""])
 
 
@@ -77,7 +98,7 @@ def annotated(error: UsageError, file: Path) -> str:
 
 
 def _annotations(rows: Sequence[Row], file: Path) -> str:
-    """Return a GitHub Actions workflow command for each failure and note, at the line of its gate or model."""
+    """Return a GitHub Actions workflow command for each failure, at the line of its gate or model."""
     lines = []
     for row in rows:
         found = [(row.step.line, "failed", line) for line in ([_reason(row)] if row.reason else [])]
@@ -85,9 +106,6 @@ def _annotations(rows: Sequence[Row], file: Path) -> str:
         for line, what, text in found:
             title = _property(f"{row.step.name}: {what}")
             lines.append(f"::error file={_property(str(file))},line={line},title={title}::{_data(text)}\n")
-        if row.note:
-            place = f"file={_property(str(file))},line={row.step.line},title={_property(row.step.name)}"
-            lines.append(f"::warning {place}::{_data(row.note)}\n")
     return "".join(lines)
 
 
@@ -100,7 +118,6 @@ def _plain(row: Row) -> dict[str, Any]:
         "line": row.step.line,
         "reason": row.reason,
         "remedy": row.remedy,
-        "note": row.note,
         "measured": dataclasses.asdict(row.measured),
         "gates": [dataclasses.asdict(one) for one in row.checks],
     }
@@ -121,10 +138,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _failures(row: Row) -> list[str]:
     return [_reason(row)] if row.reason else [f"{one.gate}: {one.text}" for one in row.checks if not one.passed]
-
-
-def _said(row: Row) -> list[str]:
-    return _failures(row) + ([row.note] if row.note else [])
 
 
 def _reason(row: Row) -> str:

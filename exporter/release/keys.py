@@ -24,7 +24,7 @@ from exporter import targets
 from exporter._version import __version__
 from exporter.bundle import checksums, provenance
 from exporter.core import environment
-from exporter.core.errors import UsageError
+from exporter.core.errors import ExporterError, UsageError
 from exporter.core.option import pick, settings
 from exporter.core.settings import SizeSettings
 from exporter.model.recipes import Source
@@ -50,6 +50,14 @@ def key(request: Request) -> str:
         "environment": _environment(_targets(request)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def is_still(request: Request, before: str) -> bool:
+    """Return whether the key is the one computed before, perhaps hours ago."""
+    try:
+        return key(request) == before
+    except (ExporterError, OSError):
+        return False
 
 
 def _named(source: Source) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from exporter import targets
 from exporter.bundle import layout
-from exporter.core import source_lines
+from exporter.core import probing, source_lines
 from exporter.core.contract_records import FP32
 from exporter.core.errors import UsageError
 from exporter.core.option import option, settings
@@ -64,6 +64,7 @@ class Step:
     gates: Gates = field(default_factory=Gates)
     line: int = 1  # the model's line in the release file
     gate_lines: dict[str, int] = field(default_factory=dict)
+    key: str = ""  # what it must still be when the step starts (see `keys`); not checked if empty
 
     @property
     def variant(self) -> targets.Variant:
@@ -144,6 +145,8 @@ class _Model:
                 raise self.file.error(self.place("ranges", size), cause, "[min, max] or [min, max, step]")
         for device, sizes in itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},))):
             whole = self._request(source, variants, out, device, sizes)
+            ranged = {name: size for name, size in sizes.items() if name in whole.ranges}
+            self._or_error("sizes", probing.check_sizes, ranged, whole.ranges)
             self._require_valid(whole)
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
             for variant in variants:
@@ -181,6 +184,7 @@ class _Model:
         self._or_error("allow_partial", about.require_consistent)
         inputs = str(Path(about.inputs_file).absolute()) if about.inputs_file else ""
         found = self._or_error("model", recipes.find, self.own["model"], inputs, about.task)
+        self._or_error("model", recipes.require_mentioned, found)
         source: recipes.Source = self._or_error("dims", recipes.adjusted, found, about)
         return source
 

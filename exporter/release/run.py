@@ -1,4 +1,8 @@
-"""Run a release: run the steps that are not finished, record them and check their gates."""
+"""Run a release: run the steps that are not finished, record them and check their gates.
+
+All steps of a release are made from the same files and versions: a step fails if its key has changed, when it starts
+or when it ends, since the release began.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,13 @@ from pathlib import Path
 
 from exporter.bundle import layout, publishing
 from exporter.core import filesystem
-from exporter.core.errors import ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.release import keys
-from exporter.release.executor import Executor, Outcome
+from exporter.release.executor import AGAIN, CHANGED, Executor, Outcome
 from exporter.release.gates import Check, Measurements, check, measure, ranges
 from exporter.release.plan import Step
 from exporter.release.state import Journal
-
-CHANGED = "what the step is made from changed while it ran, so --resume will run it again"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Row:
     kept: bool = False  # whether the bundle is from an earlier run
     reason: str = ""
     remedy: str = ""
-    note: str = ""  # what the user should know though the step may have passed
     measured: Measurements = field(default_factory=Measurements)
     checks: tuple[Check, ...] = ()
     seconds: float = 0.0  # how long this run exported it; 0 if it was kept
@@ -60,26 +60,24 @@ def run(
     with _opened(out) as state:
         found = _keys(steps)
         done = _finished(state, steps if resume else [step for step in steps if step not in chosen], found)
-        todo = [step for step in chosen if step.name not in done]
+        todo = [replace(step, key=found[step.name]) for step in chosen if step.name not in done]
         for step in todo:
             publishing.refuse_foreign(step.request.out)
         state.forget(todo)
         for step in todo:
             _hold(step)
         outcomes: dict[str, Outcome] = {}
-        changed: set[str] = set()
         try:
             with contextlib.closing(executor.run(todo, listener)) as running:
                 for step, outcome in running:
-                    outcomes[step.name] = outcome
                     if outcome.place:
                         done[step.name] = layout.read_manifest(outcome.place)
+                    if not outcome.reason and not keys.is_still(step.request, found[step.name]):
+                        outcome = replace(outcome, reason=CHANGED, remedy=AGAIN)
+                    outcomes[step.name] = outcome
                     record = _record(step, done.get(step.name), outcome)
                     if record.status == "passed":
-                        if _is_unchanged(step, found[step.name]):
-                            state.keep(step, found[step.name])
-                        else:
-                            changed.add(step.name)
+                        state.keep(step, found[step.name])
                     listener.done(replace(record, name=step.name))
         except BaseException:
             for step in todo:
@@ -88,8 +86,7 @@ def run(
                     with contextlib.suppress(OSError):
                         filesystem.remove_tree(_held(step))
             raise
-        rows = [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
-        return [replace(row, note=CHANGED) if row.step.name in changed else row for row in rows]
+        return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
 
 
 def _held(step: Step) -> Path:
@@ -155,33 +152,29 @@ def _keys(steps: Sequence[Step]) -> dict[str, str]:
     return {step.name: keys.key(step.request) for step in steps}
 
 
-def _is_unchanged(step: Step, key: str) -> bool:
-    """Return whether the step's key is still the one computed when the release began, perhaps hours ago."""
-    try:
-        return keys.key(step.request) == key
-    except (ExporterError, OSError):
-        return False
-
-
 def _finished(state: Journal, steps: Sequence[Step], found: dict[str, str]) -> dict[str, Manifest]:
     manifests = ((step, state.finished(step, found[step.name])) for step in steps)
     return {step.name: manifest for step, manifest in manifests if manifest}
 
 
 def _record(step: Step, manifest: Manifest | None, outcome: Outcome | None = None) -> VariantRecord:
-    """Return the record of the step's variant, or a failed record if there is no bundle."""
+    """Return the record of the step's variant: a failed one if there is no bundle, or if the outcome is a failure."""
     variant = step.variant
-    if manifest is not None:
-        return next(record for record in manifest.variants if record.name == variant.name)
     reason, remedy = (outcome.reason, outcome.remedy) if outcome else ("", "")
-    return VariantRecord(variant.name, variant.target, "failed", "prepare", reason, remedy)
+    if manifest is None:
+        stage = "" if reason == CHANGED else "prepare"
+        return VariantRecord(variant.name, variant.target, "failed", stage, reason, remedy)
+    record = next(record for record in manifest.variants if record.name == variant.name)
+    if reason and record.status == "passed":
+        return replace(record, status="failed", stage="", reason=reason, remedy=remedy)
+    return record
 
 
 def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
     record = _record(step, done.get(step.name), outcome)
     place, seconds = (outcome.place, outcome.seconds) if outcome else (step.request.out, 0.0)
     if record.status == "failed":
-        reason = f"failed at {record.stage}: {record.reason}"
+        reason = f"failed at {record.stage}: {record.reason}" if record.stage else record.reason
         return Row(step, place, False, reason, record.remedy, seconds=seconds)
     baseline = done.get(step.beside(step.gates.over))
     over = measure(next(r for r in baseline.variants if r.name == step.gates.over)) if baseline else None

@@ -34,7 +34,7 @@ from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.parity_records import Parity
 from exporter.core.progress import Listener
-from exporter.core.records import ArtifactRecord, Manifest, MetricRecord, SessionRecord
+from exporter.core.records import SCHEMA, ArtifactRecord, Manifest, MetricRecord, SessionRecord
 from exporter.core.size_range import Range
 from exporter.model import recipes
 from exporter.release import executor, file, formats, gates, junit, keys, plan, run, schema
@@ -104,6 +104,19 @@ def test_the_example_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             MODELS + "sizes = [{batch = 1}, {batch = 1}]",
             "release.toml:3: models[0].sizes: [{'batch': 1}, {'batch': 1}] ",
         ),
+        (
+            MODELS + "sizes = [{batch = 1}, {batch = 99}]\nranges = {batch = [1, 64]}",
+            "release.toml:3: models[0].sizes: batch is 99, which is outside its range, 1 to 64",
+        ),
+        (
+            "ranges = {height = [32, 64, 16]}\nsizes = [{height = 40}]\n" + MODELS,
+            "release.toml:2: sizes: height is 40, which is outside its range, 32 to 64, multiples of 16",
+        ),
+        (
+            MODELS + "entries = {batch = [1]}",
+            'release.toml:3: models[0].entries: must be a list of text, such as ["batch=1,8"]',
+        ),
+        (MODELS + "entries = [{batch = 1}]", "release.toml:3: models[0].entries: must be a list of text, such as ["),
         (MODELS + "precisions = ['tf32']", "release.toml:2: models[0].model: tf32 needs an NVIDIA GPU"),
     ],
 )
@@ -111,6 +124,33 @@ def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: st
     with pytest.raises(UsageError) as raised:
         planned(tmp_path, text)
     assert str(raised.value).startswith(f"{tmp_path}/{message}")
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        ("class mlp: ...", True),
+        ("def mlp(): ...\ndef late(): ...", True),
+        ("import torch\nlate = torch.nn.ReLU", False),
+        ("from torch.nn import ReLU as late", False),
+        ("for late in (1, 2): ...", False),
+        ("from library import *", False),
+        ("globals()['la' + 'te'] = 1", False),
+        ("def __getattr__(name): ...", False),
+        ("for name in ('late',): vars()[name] = 1", False),
+        ("class mlp: ...\nx = (", False),
+    ],
+)
+def test_a_name_that_the_recipes_file_surely_lacks_is_refused(tmp_path: Path, code: str, refused: bool) -> None:
+    """The file is not run, so a name that it may define is not refused before the step runs."""
+    (tmp_path / "own.py").write_text(code)
+    text = f"targets = ['trace']\n[[models]]\nmodel = '{tmp_path}/own.py:{'nix' if refused else 'late'}'\n"
+    if not refused:
+        assert len(planned(tmp_path, text)) == 1
+        return
+    with pytest.raises(UsageError, match=rf"toml:3: models\[0\]\.model: {tmp_path}/own\.py has no nix") as raised:
+        planned(tmp_path, text)
+    assert raised.value.remedy.startswith("it has mlp")
 
 
 def test_settings_apply_to_the_steps_that_they_are_for(tmp_path: Path) -> None:
@@ -472,28 +512,62 @@ def test_a_resumed_release_builds_what_is_not_finished(tmp_path: Path) -> None:
     assert len(rebuilt(release(tmp_path, resume=False))) == 12
 
 
-def test_a_recipe_that_changes_during_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
-    """A bundle built from the changed recipe is not kept for the recipe as it was before."""
-    recipe = recipe / "tiny.py"
-    text, before = f"bench = false\ntargets = ['trace']\n[[models]]\nmodel = '{recipe}:mlp'\n", recipe.read_text()
+TWO_STEPS = "bench = false\ntargets = ['trace', 'script']\n[[models]]\nmodel = '{recipe}:mlp'\n"
 
-    def edited(request: Request, *_: object) -> tuple[Manifest, Path]:
-        recipe.write_text(before + "\n# another\n")
+
+@pytest.mark.parametrize("edited", ["mlp/cpu/trace", "mlp/cpu/script"])
+def test_a_recipe_that_changes_while_a_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path, edited: str
+) -> None:
+    """That step fails, and those that would begin afterwards do not; the last good bundles stay in their places."""
+    recipe = recipe / "tiny.py"
+    text, before = TWO_STEPS.format(recipe=recipe), recipe.read_text()
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+    assert all(row.passed for row in release(tmp_path, text))
+    manifests = {place: place.read_bytes() for place in (tmp_path / "out").rglob("manifest.json")}
+
+    def make(request: Request, *_: object) -> tuple[Manifest, Path]:
+        if f"mlp/cpu/{request.variants[0].name}" == edited:
+            recipe.write_text(before + "\n# another\n")
         return releases.make(request)
 
-    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=edited))
-    rows = release(tmp_path, text)
-    assert all(row.passed and row.note == run.CHANGED for row in rows)
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=make))
+    rows = release(tmp_path, text, resume=False)
+    failed = {"mlp/cpu/trace": {"mlp/cpu/trace", "mlp/cpu/script"}, "mlp/cpu/script": {"mlp/cpu/script"}}[edited]
+    assert {row.step.name for row in rows if row.reason == executor.CHANGED} == failed
+    assert {row.step.name for row in rows if row.passed} == {row.step.name for row in rows} - failed
+    assert [row.place for row in rows if row.step.name == edited] == [tmp_path / "out" / f"{edited}.failed"]
+    assert (tmp_path / "out" / edited / "manifest.json").read_bytes() == manifests[
+        tmp_path / "out" / edited / "manifest.json"
+    ]
+    assert releases.begun(tmp_path / "out") == (3 if edited == "mlp/cpu/trace" else 4)
     for form in ("table", "md", "json"):
-        assert run.CHANGED in formats.render(rows, form, Path("release.toml"), tmp_path)
-    warning = f"::warning file=release.toml,line=3,title=mlp/cpu/trace::{run.CHANGED}\n"
-    assert formats.render(rows, "github", Path("release.toml"), tmp_path).endswith(warning)
-    recipe.write_text(before)
-    assert len(rebuilt(release(tmp_path, text))) == 1
+        assert executor.CHANGED in formats.render(rows, form, Path("release.toml"), tmp_path)
     monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
-    recipe.write_text(before)
-    assert not any(row.note for row in release(tmp_path, text))
+    rows = release(tmp_path, text)
+    assert (rebuilt(rows), all(row.passed for row in rows)) == ({"mlp/cpu/trace", "mlp/cpu/script"}, True)
     assert rebuilt(release(tmp_path, text)) == set()
+
+
+def test_a_recipe_that_changes_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    """The second step does not begin, even if the recipe is as before when the release ends."""
+    recipe = recipe / "tiny.py"
+    text, before = TWO_STEPS.format(recipe=recipe), recipe.read_text()
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=releases.make))
+    perform = executor.perform
+
+    def edited(step: plan.Step, *arguments: object, **named: object) -> executor.Outcome:
+        recipe.write_text(before + ("\n# another\n" if step.variant.name == "script" else ""))
+        outcome = perform(step, *arguments, **named)  # type: ignore[arg-type]
+        recipe.write_text(before)
+        return outcome
+
+    monkeypatch.setattr(executor, "perform", edited)
+    first, second = release(tmp_path, text)
+    assert (first.passed, second.reason, second.remedy) == (True, executor.CHANGED, executor.AGAIN)
+    assert releases.begun(tmp_path / "out") == 1
+    monkeypatch.setattr(executor, "perform", perform)
+    assert rebuilt(release(tmp_path, text)) == {"mlp/cpu/script"}
 
 
 @pytest.mark.parametrize("name", ["provenance.json", "SHA256SUMS", "bom.cdx.json", "logs/trace.log"])
@@ -832,6 +906,36 @@ def test_github_annotations_of_errors_in_the_file(
         assert line.startswith(f"::error file={path},{wanted.format(file=path)}")
     assert str(path) in done.err
     assert "::" not in cli("release", path).out
+
+
+def test_the_plan_in_every_form(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "release.toml"
+    path.write_text("targets = ['trace']\n[gates]\nmax_mb = 5.0\n" + MODELS)
+    found = json.loads(cli("release", path, "--dry-run", "--format", "json").out)
+    (step,) = found.pop("steps")
+    assert found == {"schema": SCHEMA, "file": str(path), "out": str(tmp_path / "artifacts/release")}
+    assert (step.pop("gates")["max_mb"], step) == (
+        5.0,
+        {
+            "name": "bert/cpu/trace",
+            "run": True,
+            "bundle": f"{found['out']}/bert/cpu/trace",
+            "line": 4,
+        },
+    )
+    done = cli("release", path, "--dry-run", "--format", "md")
+    assert done.out.splitlines()[0] == "### release.toml: plan"
+    assert "| bert/cpu/trace | make | max_mb 5.0 |" in done.out
+    assert done.out.endswith("1 of 1 steps to run.\n")
+    for form in ("table", "github"):
+        assert "1 of 1 steps to run, into " in cli("release", path, "--dry-run", "--format", form).out
+
+
+def test_a_plan_has_no_junit_report(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "release.toml").write_text(MODELS)
+    done = cli("release", tmp_path / "release.toml", "--dry-run", "--junit", tmp_path / "junit.xml")
+    assert (done.code, "--dry-run runs nothing that --junit could report" in done.err) == (2, True)
+    assert not (tmp_path / "junit.xml").exists()
 
 
 def test_json_and_markdown_output(tmp_path: Path) -> None:
