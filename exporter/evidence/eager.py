@@ -6,6 +6,7 @@ A model that does not run in float64 is its own reference; the golden's record s
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -228,9 +229,28 @@ def _accepts(module: torch.nn.Module, data: Tensors, limit_s: float) -> bool:
     return True
 
 
+def _names(signature: inspect.Signature) -> list[str]:
+    """Return the arguments as they are written, without annotations and the values of defaults."""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    found = signature.parameters.values()
+    return [stars.get(one.kind, "") + one.name + ("=…" if one.default is not one.empty else "") for one in found]
+
+
+def _arguments(model: torch.nn.Module | None) -> str:
+    """Return `, which takes x, mask` for the arguments that the model's forward takes, or "" if they are not known."""
+    try:
+        names = _names(inspect.signature(model.forward)) if model else []
+    except (TypeError, ValueError):  # it has no signature
+        return ""
+    return f", which takes {', '.join(names)}" if names else ""
+
+
 @contextlib.contextmanager
-def naming(sizes: str) -> Iterator[None]:
-    """Convert an exception of the model to an ExportError that names the sizes."""
+def naming(sizes: str, model: torch.nn.Module | None = None) -> Iterator[None]:
+    """Convert an exception of the model to an ExportError that names the sizes.
+
+    With the model, the remedy for inputs with other names than the arguments of its forward lists those.
+    """
     try:
         yield
     except ExporterError:
@@ -239,15 +259,15 @@ def naming(sizes: str) -> Iterator[None]:
         if own := source_lines.own(error):
             raise ExportError(own, blame=source_lines.blame(error)) from error
         raise ExportError(
-            f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}", _remedy(error)
+            f"the model fails at {sizes or 'its example'}: {source_lines.summary(error)}", _remedy(error, model)
         ) from error
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: Exception, model: torch.nn.Module | None) -> str:
     if custom_ops.is_missing(error):
         return custom_ops.GIVE
     if isinstance(error, TypeError) and _MISNAMED.search(str(error)):
-        return "name the inputs like the arguments of the model's forward"
+        return f"name the inputs like the arguments of the model's forward{_arguments(model)}"
     return causes.remedy(str(error), "eager") or (
         "fix the model or its inputs, or promise only sizes that it accepts: `sizes` of the recipe, "
         "--size NAME=MIN..MAX or MIN..MAX..STEP"

@@ -43,8 +43,8 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
         console.print(f"{' and '.join(skip)} need a terminal of at least {WIDE} columns", style="dim")
     for headings, *lines in rows.others(manifest):
         console.print(_table(headings, lines))
-    for variant in rows.failures(manifest):
-        console.print(f"[red]{escape(variant.name)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
+    for names, variant in rows.failed_together(manifest):
+        console.print(f"[red]{escape(names)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
         found = [("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", rows.rejected(variant))]
         if variant.rejected:
             fix = " --fix" if precisions.base(variant.name.partition("@")[2]) in precisions.MIXED else ""

@@ -16,11 +16,11 @@ def render(manifest: Manifest) -> str:
     lines += table(rows.headings(manifest), rows.rows(manifest))
     for headings, *cells in rows.others(manifest):
         lines += table(headings, cells)
-    for variant in rows.failures(manifest):
+    for names, variant in rows.failed_together(manifest):
         remedy = f" {escape(variant.remedy)}." if variant.remedy else ""
         remedy += f" Rejected: {escape(rows.rejected(variant))}." if variant.rejected else ""
         lines += [
-            f"- **{escape(variant.name)}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} "
+            f"- **{escape(names)}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} "
             f"{code(variant.reproduce)}"
         ]
     lines += [

@@ -230,6 +230,18 @@ def failures(manifest: Manifest) -> list[VariantRecord]:
     return [v for v in manifest.variants if v.status == "failed"]
 
 
+def failed_together(manifest: Manifest) -> list[tuple[str, VariantRecord]]:
+    """Return the failures with the names of their variants: one for all that failed when the model was prepared.
+
+    That fails every variant for the same reason; the first one's record stands for them.
+    """
+    groups: dict[tuple[str, ...], list[VariantRecord]] = {}
+    for variant in failures(manifest):
+        alone = "" if variant.stage == "prepare" else variant.name
+        groups.setdefault((alone, variant.stage, variant.reason, variant.remedy), []).append(variant)
+    return [(", ".join(variant.name for variant in group), group[0]) for group in groups.values()]
+
+
 def heading(manifest: Manifest) -> list[str]:
     """Return lines that say what was measured, on which device and against which reference."""
     model, env = manifest.model, manifest.environment

@@ -107,7 +107,7 @@ class LoadedModel:
         An output with the name of an input is renamed to `output.NAME`.
         """
         flat = _flat_inputs(self.recipe, self.module.model, sizes, 0)
-        with torch.no_grad(), eager.naming(probing.describe(sizes)):
+        with torch.no_grad(), eager.naming(probing.describe(sizes), self.module.model):
             known = None
             while known is not differentiation.needed(self.module.model):  # after a call that showed it, begin anew
                 known = differentiation.needed(self.module.model)

@@ -180,6 +180,20 @@ def test_an_error_of_the_model_has_a_remedy(arguments: dict[str, torch.Tensor], 
     assert remedy in raised.value.remedy
 
 
+class Masked(torch.nn.Module):
+    def forward(self, input: torch.Tensor, mask: torch.Tensor | None = None, **others: int) -> torch.Tensor:
+        return input if mask is None else input * mask
+
+
+def test_misnamed_inputs_get_the_names_of_the_arguments() -> None:
+    model = Masked()
+    with pytest.raises(ExportError) as raised, eager.naming("batch=2", model):
+        model(x=torch.ones(2))
+    assert raised.value.remedy == (
+        "name the inputs like the arguments of the model's forward, which takes input, mask=…, **others"
+    )
+
+
 class Flexible(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def near(score: torch.Tensor, batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -138,6 +138,22 @@ def test_failures_are_shown_with_remedy_and_command() -> None:
         assert "exporter export toy --targets script" in text
 
 
+def test_a_model_that_cannot_be_prepared_is_one_failure() -> None:
+    """Every variant fails for the same reason, which is not repeated; other failures keep their own blocks."""
+    alike = {"status": "failed", "timings": {}, "sessions": ()}
+    prepare = {**alike, "stage": "prepare", "reason": "load() raises: no weights", "remedy": "get them"}
+    names = "trace", "script", "onnx@bf16"
+    found = manifest(*(variant(name, **prepare, reproduce=f"exporter export m --targets {name}") for name in names))
+    for form in ("table", "md", "html"):
+        text = report.render_all([(found, Path("toy"))], form)
+        assert text.count("load() raises: no weights") == text.count("get them") == 1
+        assert text.count("--targets trace") == 1
+        assert all(name in text for name in names)
+    assert "trace, script, onnx@bf16 failed at prepare" in report.render(found, "table")
+    found = manifest(*(variant(name, **alike, stage="export", reason="not supported") for name in names))
+    assert report.render(found, "table").count("not supported") == 3
+
+
 def test_a_failed_session_names_its_stage() -> None:
     session = SessionRecord("native", "failed", "load", "was ended by SIGILL")
     text = report.render(manifest(variant(status="failed", sessions=(session,), timings={})), "table")
