@@ -67,6 +67,7 @@ def table(rows: Sequence[Row], out: Path) -> str:
     text = console.table(HEADINGS, [_cells(row) for row in rows])
     for row in rows:
         text += "".join(source_lines.printable(f"{row.step.name}: {line}") + "\n" for line in _failures(row))
+        text += f"  reproduce: {source_lines.printable(row.reproduce)}\n" if row.reproduce else ""
     return text + f"{_summary(rows)} Bundles: {out}\n"
 
 
@@ -74,7 +75,9 @@ def markdown(rows: Sequence[Row], file: Path) -> str:
     """Return a heading, the table, and a line for each failure."""
     lines = [f"### {report.escape(file.name)}: {'passed' if all(row.passed for row in rows) else 'FAILED'}", ""]
     lines += report.table(HEADINGS, [_cells(row) for row in rows])
-    lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for row in rows for line in _failures(row)]
+    for row in rows:
+        lines += [f"- **{report.escape(row.step.name)}**: {report.escape(line)}" for line in _failures(row)]
+        lines += [f"  {report.code(row.reproduce)}"] if row.reproduce else []
     return "\n".join([*lines, "", _summary(rows), ""])
 
 
@@ -118,6 +121,7 @@ def _plain(row: Row) -> dict[str, Any]:
         "line": row.step.line,
         "reason": row.reason,
         "remedy": row.remedy,
+        "reproduce": row.reproduce,
         "measured": dataclasses.asdict(row.measured),
         "gates": [dataclasses.asdict(one) for one in row.checks],
     }

@@ -37,7 +37,7 @@ def _model(row: Row) -> str:
 
 
 def _cases(row: Row) -> list[TestCase]:
-    failed = f"{row.reason}\n{row.remedy}".strip() if row.reason else ""
+    failed = "\n".join(filter(None, (row.reason, row.remedy, row.reproduce)))
     cases = [_case("export and parity", row, failed)]
     cases[0].time = round(row.seconds, 3)
     return cases + [_case(one.gate, row, "" if one.passed else one.text) for one in row.checks]

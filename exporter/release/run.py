@@ -34,6 +34,7 @@ class Row:
     kept: bool = False  # whether the bundle is from an earlier run
     reason: str = ""
     remedy: str = ""
+    reproduce: str = ""  # a command that exports a variant that failed
     measured: Measurements = field(default_factory=Measurements)
     checks: tuple[Check, ...] = ()
     seconds: float = 0.0  # how long this run exported it; 0 if it was kept
@@ -86,6 +87,9 @@ def run(
                     with contextlib.suppress(OSError):
                         filesystem.remove_tree(_held(step))
             raise
+        finally:
+            for step in todo:
+                _remove_empty(step.request.out.parent, out)
         return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
 
 
@@ -108,6 +112,14 @@ def _is_held_twice(step: Step) -> bool:
     """Return whether the held bundle is the one in the step's place."""
     place, held = step.request.out / layout.MANIFEST, _held(step) / layout.MANIFEST
     return place.is_file() and held.is_file() and place.read_bytes() == held.read_bytes()
+
+
+def _remove_empty(folder: Path, out: Path) -> None:
+    """Remove a folder in `out`, and those around it, where no step left anything."""
+    with contextlib.suppress(OSError):
+        while out in folder.parents:
+            folder.rmdir()
+            folder = folder.parent
 
 
 def _link(source: str, to: str) -> None:
@@ -175,7 +187,8 @@ def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
     place, seconds = (outcome.place, outcome.seconds) if outcome else (step.request.out, 0.0)
     if record.status == "failed":
         reason = f"failed at {record.stage}: {record.reason}" if record.stage else record.reason
-        return Row(step, place, False, reason, record.remedy, seconds=seconds)
+        again = "" if record.reason == CHANGED else record.reproduce or step.request.reproduce(step.variant.name)
+        return Row(step, place, False, reason, record.remedy, again, seconds=seconds)
     baseline = done.get(step.beside(step.gates.over))
     over = measure(next(r for r in baseline.variants if r.name == step.gates.over)) if baseline else None
     measured = measure(record, step.gates.cpp, done[step.name].metric if step.name in done else None)

@@ -512,6 +512,22 @@ def test_a_resumed_release_builds_what_is_not_finished(tmp_path: Path) -> None:
     assert len(rebuilt(release(tmp_path, resume=False))) == 12
 
 
+def test_a_recipe_that_does_not_load_leaves_the_command_that_shows_why(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "release.toml"
+    broken = RECIPES / "broken.py"
+    path.write_text(f"out = 'out'\nbench = false\ntargets = ['trace']\n[[models]]\nmodel = '{broken}:load_fails'\n")
+    done = cli("release", path, "--format", "json", "--junit", tmp_path / "junit.xml")
+    (step,) = json.loads(done.out)["steps"]
+    assert (done.code, step["bundle"]) == (1, None)
+    assert "loading the model fails" in step["reason"]
+    assert step["reproduce"].startswith(f"exporter export {broken}:load_fails --targets trace")
+    assert step["reproduce"].endswith("-v")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["release.json"]
+    assert "exporter export " in (tmp_path / "junit.xml").read_text()
+    again = cli(*shlex.split(step["reproduce"])[1:])
+    assert (again.code, "Traceback" in again.err) == (2, True)
+
+
 TWO_STEPS = "bench = false\ntargets = ['trace', 'script']\n[[models]]\nmodel = '{recipe}:mlp'\n"
 
 
