@@ -231,9 +231,9 @@ def _accepts(module: torch.nn.Module, data: Tensors, limit_s: float) -> bool:
 
 def _names(signature: inspect.Signature) -> list[str]:
     """Return the arguments as they are written, without annotations and the values of defaults."""
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
     found = signature.parameters.values()
-    return [stars.get(one.kind, "") + one.name + ("=…" if one.default is not one.empty else "") for one in found]
+    return [stars.get(one.kind.name, "") + one.name + ("=…" if one.default is not one.empty else "") for one in found]
 
 
 def _arguments(model: torch.nn.Module | None) -> str:
