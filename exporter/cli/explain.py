@@ -31,7 +31,8 @@ def command(model: str, device: str | None, as_json: bool, quiet: bool, verbose:
     Covers TracerWarnings and whether they matter, what torch.jit.script cannot read, graph breaks and recompilations,
     what torch.export fixes, operators that ONNX lacks, and operator libraries that C++ must load.
 
-    Exit codes: 0 the report is complete, whatever it says; 1 the model does not run; 2 the request is invalid.
+    Exit codes: 0 the report is complete, whatever it says; 1 the model loads but does not run; 2 the request is
+    invalid.
     """
     from exporter.core.json_codec import to_json
     from exporter.report import explanation

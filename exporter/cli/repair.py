@@ -28,8 +28,8 @@ def command(model: str, device: str | None, write: bool, as_json: bool, quiet: b
     original returns, at several sizes and values, on both sides of every branch that it rewrites. Installed packages
     are not changed.
 
-    Exit codes: 0 a repair was proven, or none is needed; 1 none was found, or the model does not run; 2 the request is
-    invalid.
+    Exit codes: 0 a repair was proven, or none is needed; 1 none was found, or the model loads but does not run; 2 the
+    request is invalid.
     """
     from exporter.core.json_codec import to_json
     from exporter.report import repairs
