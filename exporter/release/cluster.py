@@ -40,7 +40,9 @@ POLL_S = 5.0  # interval between two polls of the list of nodes
 GRACE_S = 30.0  # time for cancelled steps to clean up, even on busy nodes
 LIMIT = 1 << 40  # maximum size of a bundle, in bytes
 ALIKE = "install the same versions on every node, and provide the same files at the same paths (a shared file system)"
+FORMS = "ray, HOST:PORT or ray://HOST:PORT"
 ADDRESS = "give the HOST:PORT that `ray start --head` shows, or ray://HOST:10001 from outside the cluster"
+START = "see Ray's logs in /tmp/ray; if it starts slowly, start it before (`ray start --head`; `ray stop` ends it)"
 LOST = "see Ray's logs; if memory ran out, set memory_limit_gb"
 DISK = "free some space on that node, or set another TMPDIR there"
 Node = dict[str, Any]  # one item of ray.nodes()
@@ -83,6 +85,7 @@ def join(address: str, steps: Sequence[Step]) -> Iterator[Cluster]:
 
 @contextmanager
 def _joined(address: str) -> Iterator[Any]:
+    where = _place(address)
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # every node has its own installation
     try:
         import ray
@@ -91,11 +94,12 @@ def _joined(address: str) -> Iterator[Any]:
     handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for reports, not for Ray's messages
         try:
-            _reach(address)
-            where = None if address == LOCAL else address
-            ray.init(where, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+            if where:  # Ray itself takes minutes to notice that nothing listens there
+                socket.create_connection(where, REACH_S).close()
+            at = None if where is None else address
+            ray.init(at, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:
-            raise UsageError(f"cannot join the cluster {address}: {source_lines.message(error)}", ADDRESS) from error
+            raise UsageError(*_unreachable(address, where is None, source_lines.message(error))) from error
         finally:
             signal.signal(signal.SIGTERM, handler)
         try:
@@ -104,11 +108,23 @@ def _joined(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _reach(address: str) -> None:
-    """Raise OSError or ValueError if nothing listens at the address. Ray itself takes minutes to notice."""
+def _place(address: str) -> tuple[str, int] | None:
+    """Return the host and port of an address, or None for `LOCAL`. Raises UsageError if it has another form."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if address != LOCAL:
-        socket.create_connection((host, int(port)), REACH_S).close()
+    if address == LOCAL:
+        return None
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise UsageError(f"--cluster {address} is not {FORMS}", ADDRESS)
+    return host, int(port)
+
+
+def _unreachable(address: str, local: bool, cause: str) -> tuple[str, str]:
+    """Return why a cluster cannot be joined, and the remedy."""
+    if not local:
+        return f"cannot join the cluster {address}: {cause}", ADDRESS
+    if given := os.environ.get("RAY_ADDRESS"):
+        return f"cannot join the cluster at RAY_ADDRESS, {given}: {cause}", "unset RAY_ADDRESS, or mend it"
+    return f"cannot join or start a cluster on this machine: {cause}", START
 
 
 class Cluster:

@@ -194,6 +194,34 @@ def test_arriving_bundles_are_verified(tmp_path: Path) -> None:
         cluster._arrive(step, cluster.Made(BundleError("node: the disk is full")))
 
 
+@pytest.mark.parametrize("address", ["foo", "host:", ":6379", "host:port", "ray://host", "host:99999", "host:-1"])
+def test_an_address_of_another_form_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--cluster {address} is not ray, HOST:PORT or ray://HOST:PORT$"):
+        cluster.join(address, []).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("address", "elsewhere", "words", "remedy"),
+    [
+        ("ray", "", "cannot join or start a cluster on this machine: slow", "ray start --head"),
+        ("ray", "host:1", "cannot join the cluster at RAY_ADDRESS, host:1: slow", "unset RAY_ADDRESS"),
+    ],
+)
+def test_the_remedy_for_a_cluster_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, address: str, elsewhere: str, words: str, remedy: str
+) -> None:
+    """No address was given, so no other address is the remedy."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("slow")
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setenv("RAY_ADDRESS", elsewhere)
+    with pytest.raises(UsageError) as raised:
+        cluster.join(address, []).__enter__()
+    assert (str(raised.value), remedy in raised.value.remedy) == (words, True)
+
+
 def test_nodes_with_different_packages_or_files_are_refused(
     nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
