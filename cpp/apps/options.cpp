@@ -273,9 +273,18 @@ Request parse(int argc, const char* const* argv) {
 }
 
 std::filesystem::path golden_of(const std::filesystem::path& artifact) {
-  const auto folder = std::filesystem::absolute(artifact).parent_path();
-  const auto bundle = artifact.parent_path() / (folder.filename() == "rejected" ? ".." : "");
-  return bundle / "golden.safetensors";
+  namespace fs = std::filesystem;
+  const auto beside = [](const fs::path& file) {
+    const auto folder = fs::absolute(file).parent_path();
+    const auto bundle = file.parent_path() / (folder.filename() == "rejected" ? ".." : "");
+    return bundle / "golden.safetensors";
+  };
+  std::error_code failed;
+  if (!fs::exists(beside(artifact), failed) && fs::is_symlink(artifact, failed)) {
+    const auto target = fs::canonical(artifact, failed);
+    if (!failed && fs::exists(beside(target), failed)) return beside(target);
+  }
+  return beside(artifact);
 }
 
 Tolerance tolerance_of(const Options& options, Tolerance golden) {

@@ -44,7 +44,8 @@ struct Request {
 /// Parses the command line. Throws Error(usage), with the help command to run, if it is invalid.
 Request parse(int argc, const char* const* argv);
 
-/// Returns the golden of the artifact's bundle. Rejected artifacts are one folder further down.
+/// Returns the golden of the artifact's bundle: beside the artifact or, if none is there, beside
+/// the target of a link to it. Rejected artifacts are one folder further down.
 std::filesystem::path golden_of(const std::filesystem::path& artifact);
 
 /// Returns the golden's tolerance with the overrides of the command line.

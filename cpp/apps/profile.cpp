@@ -202,7 +202,7 @@ void write_trace(const std::filesystem::path& path, const Nodes& nodes) {
   std::ofstream file(path);
   file << nlohmann::ordered_json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump() << '\n';
   file.close();
-  if (!file) throw Error(ErrorKind::usage, path.string() + " cannot be written");
+  if (!file) throw Error(ErrorKind::io, path.string() + " cannot be written");
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
+#include <exporter/error.h>
 #include <exporter/golden.h>
 #include <exporter/stream.h>
+
+#include <filesystem>
+#include <system_error>
 
 #include "commands.h"
 
@@ -34,9 +38,23 @@ void run_stream(const Artifact& artifact, const Options& options) {
   write_outputs(options.outputs, results, all);
 }
 
+/// Throws Error if the outputs would replace a file that the command reads.
+void require_other_file(const Options& options) {
+  const auto require = [&](const std::filesystem::path& file, const std::string& what) {
+    std::error_code missing;
+    if (std::filesystem::equivalent(file, options.outputs, missing)) {
+      throw Error(ErrorKind::usage, "--outputs " + options.outputs.string() + " is " + what +
+                                        " and would be replaced: choose another file");
+    }
+  };
+  for (const auto& file : options.inputs) require(file, "also given as --inputs");
+  require(options.artifact, "the artifact");
+}
+
 }  // namespace
 
 int run(const Options& options) {
+  require_other_file(options);
   const Artifact artifact = Artifact::open(options.artifact, options.open);
   if (options.inputs.size() > 1) {
     run_stream(artifact, options);

@@ -293,6 +293,55 @@ class Commands(unittest.TestCase):
             self.assertIn("inputs.pt cannot be read as a safetensors file of inputs", done.stderr)
         self.assertEqual([p.name for p in self.directory.iterdir()], ["outputs.safetensors"])
 
+    def test_run_replaces_none_of_its_own_files(self) -> None:
+        given, model = self.directory / "inputs.safetensors", self.directory / "model.pt"
+        given.write_bytes((FIXTURES / "inputs.safetensors").read_bytes())
+        model.write_bytes((FIXTURES / "model.pt").read_bytes())
+        link = self.directory / "link"
+        link.symlink_to(given)
+        for outputs, words in ((given, "also given as --inputs"), (link, "also given as"), (model, "the artifact")):
+            kept = outputs.read_bytes()
+            done = call("run", model, "--inputs", given, "--outputs", outputs)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+            self.assertIn(f"--outputs {outputs} is {words}", done.stderr)
+            self.assertEqual(outputs.read_bytes(), kept)
+
+    def test_a_file_that_cannot_be_written_is_exit_code_1(self) -> None:
+        extra = {"contract.json": ""}
+        torch.jit.load(FIXTURES / "model.pt", _extra_files=extra)
+        program = self.directory / "exported.pt2"
+        contract = json.dumps(json.loads(extra["contract.json"]) | {"target": "export"})
+        torch.export.save(
+            torch.export.load(FIXTURES / "exported.pt2"), program, extra_files={"contract.json": contract}
+        )
+        missing = self.directory / "missing" / "file"
+        golden = ("--golden", FIXTURES / "golden.safetensors")
+        for arguments in (
+            ("profile", program, *golden, "--runs", 1, "--trace", missing),
+            ("run", FIXTURES / "model.pt", "--inputs", FIXTURES / "inputs.safetensors", "--outputs", missing),
+        ):
+            done = call(*arguments)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+            self.assertIn(f"{missing} cannot be written", done.stderr)
+
+    def test_the_golden_beside_the_target_of_a_link(self) -> None:
+        links = self.directory / "links"
+        links.mkdir()
+        for name in ("model.pt", "golden.safetensors"):
+            (self.directory / name).write_bytes((FIXTURES / name).read_bytes())
+        names = ("model.pt", "golden.safetensors")
+        sums = (f"{hashlib.sha256((FIXTURES / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
+        (self.directory / "SHA256SUMS").write_text("".join(sums))
+        (links / "current.pt").symlink_to(self.directory / "model.pt")
+        beside = ("bench", "--runs", 1, "--callers", 2, "--beside", links / "current.pt")
+        for command in (("verify",), ("bench", "--runs", 1), beside):
+            done = call(command[0], links / "current.pt", *command[1:])
+            self.assertEqual(done.returncode, 0, done.stderr)
+        (self.directory / "golden.safetensors").unlink()
+        done = call("verify", links / "current.pt")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"has no golden beside it, {links}/golden.safetensors", done.stderr)
+
     def test_run_starts_from_the_initial_state(self) -> None:
         golden = goldens.load(FIXTURES / "golden_stream.safetensors")["cases"]
         example = golden[3]
