@@ -30,7 +30,9 @@ def render(found: Bisection, folder: Path) -> str:
         _line(console, f"The first NaN or infinity comes from {found.not_finite.name}.")
     for note in found.notes:
         _line(console, note, "yellow")
-    if found.fix:
+    if found.fix and found.fix.is_pointless:
+        _line(console, _pointless(found.variant, found.fix), "yellow")
+    elif found.fix:
         _line(console, f"It passes with {found.fix.options}{_cost(found.fix)}.", "green")
         if name := _name(found.variant, found.fix):
             _line(console, f"As a variant of its own, beside {found.variant}: {name}", "green")
@@ -49,8 +51,17 @@ def _name(variant: str, fix: Fix) -> str:
     """Return the name of the variant with the layers of a fix in float32; "" if it needs other options too."""
     named, at, precision = variant.partition("@")
     mixed = precisions.mixed(precision, fix.keep_float)
-    alone = fix == Fix(fix.keep_float, fix.slower) and fix.keep_float
+    alone = fix == Fix(fix.keep_float, fix.slower, kept_weights=fix.kept_weights) and fix.keep_float
     return f"{named}@{mixed}" if at and alone and precisions.is_valid(mixed) else ""
+
+
+def _pointless(variant: str, fix: Fix) -> str:
+    """Return why a fix is not recommended."""
+    precision = variant.partition("@")[2]
+    return (
+        f"It passes only with {fix.options}{_cost(fix)}. These layers hold {fix.kept_weights:.0%} of the weights, so "
+        f"hardly anything is left in {precision}: export another target in {precision}, or this one in another precision."
+    )
 
 
 def _cost(fix: Fix) -> str:

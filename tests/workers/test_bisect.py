@@ -244,6 +244,27 @@ def test_the_operator_that_inductor_gets_wrong_is_left_to_torch(inquire: Any, mo
     assert found.fix.options == "--fallback aten.gelu.default"
 
 
+def test_an_operator_without_a_kernel_in_the_precision_is_named(inquire: Any) -> None:
+    found = inquire("onnx@bf16", "blocks:short")
+    assert found.verdict == "converter"
+    assert "it fails by itself: onnxruntime has no kernel for " in found.sentence
+    assert "NOT_IMPLEMENTED" in found.sentence
+
+
+@pytest.mark.parametrize(("layer", "share"), [("small", 0.0385), ("large", 0.9615)])
+def test_layers_with_nearly_all_weights_are_not_recommended(layer: str, share: float) -> None:
+    model = nn.ModuleDict({"small": nn.Linear(4, 1, bias=False), "large": nn.Linear(100, 1, bias=False)})
+    fix = fixing.layers(replace(trials(Builds(targets.Options(precision="int8"), {layer})), plain=model), [layer])
+    assert fix is not None
+    assert fix.kept_weights == pytest.approx(share, abs=1e-3)
+    found = Bisection("net", "trace@int8", "batch=1", "reduced precision", "int8 loses it", fix=fix)
+    rendered = " ".join(bisection.render(found, Path("x")).split())
+    assert ("As a variant of its own" in rendered) == (layer == "small")
+    assert (f"It passes with --keep-float {layer}" in rendered) == (layer == "small")
+    hold = "These layers hold 96% of the weights, so hardly anything is left in int8"
+    assert (hold in rendered) == (layer == "large")
+
+
 @dataclass
 class Builds:
     """Stands for a builder: an artifact fails to build with `broken`, and passes with all of `needed`."""

@@ -17,6 +17,7 @@ from exporter.workers.children import SIDE_BY_SIDE, Zygote
 from exporter.workers.messages import Job
 
 SCHEMA = 1
+NEARLY_ALL = 0.9  # of the model's weights
 Verdict = Literal[
     "rounding",
     "reduced precision",
@@ -51,7 +52,7 @@ class Fix:
 
     The search tries to do without some of the layers. `slower` is the median latency of the variant with these options
     as a multiple of its latency without them, measured in turn at the sizes of the capture; None if it does not run
-    without them.
+    without them. `kept_weights` is the share of the model's weights that are in the layers of `keep_float`.
     """
 
     keep_float: tuple[str, ...] = ()
@@ -59,6 +60,12 @@ class Fix:
     inductor: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
     graph_optimization: str = "all"
+    kept_weights: float = 0.0
+
+    @property
+    def is_pointless(self) -> bool:
+        """Return whether hardly anything of the variant's precision is left."""
+        return self.kept_weights >= NEARLY_ALL
 
     @property
     def options(self) -> str:

@@ -201,7 +201,15 @@ def setting(trials: Trials, choices: Mapping[str, Options]) -> Fix | None:
 def _fix(trials: Trials, options: Options, run: Run) -> Fix:
     before = trials.run(trials.options, "the variant's own settings")
     slower = _slower(before, run, trials.builder.program.example, options.device) if before else None
-    return Fix(options.keep_float, slower, options.inductor, options.fallback, options.graph_optimization)
+    kept = _share(trials.plain, options.keep_float)
+    return Fix(options.keep_float, slower, options.inductor, options.fallback, options.graph_optimization, kept)
+
+
+def _share(module: torch.nn.Module, layers: Sequence[str]) -> float:
+    """Return the share of a module's weights that are in these layers."""
+    sizes = {name: weights.numel() for name, weights in module.named_parameters()}
+    kept = sum(size for name, size in sizes.items() if name.startswith(tuple(f"{layer}." for layer in layers)))
+    return kept / (sum(sizes.values()) or 1)
 
 
 def _slower(before: Run, after: Run, inputs: Tensors, device: str) -> float | None:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from exporter import targets
+from exporter.core import causes
 from exporter.model.tensors import Tensors
 from exporter.targets import _inductor, _ort_level
 from exporter.workers.bisect import Verdict, arithmetic, variants
@@ -103,11 +104,12 @@ class Part:
     def cause(self) -> tuple[Verdict, str]:
         """Return the verdict, and a sentence that explains it."""
         if isinstance(self.got, str):
-            return "converter", f"it fails by itself: {self.got}"
+            known = causes.find(self.got, self.target)
+            return "converter", f"it fails by itself: {f'{known.sentence}: ' if known else ''}{self.got}"
         if rounding := self._precision():
             return "reduced precision", f"its error is that of operands in {rounding}"
-        causes = {"onnx": self._onnx, "compile": self._compile}
-        return causes.get(self.target, self._other)()
+        by_target = {"onnx": self._onnx, "compile": self._compile}
+        return by_target.get(self.target, self._other)()
 
     def _precision(self) -> str:
         """Return the precision whose rounding of the layers' operands explains the error, or an empty string."""
