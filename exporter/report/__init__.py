@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def render_all(found: Sequence[tuple[Manifest, Path]], form: str) -> str:
     Raises UsageError for the json of several bundles, because json prints one manifest.
     """
     if form == "html":
+        # Where its folder cannot be made, it makes a temporary one, and says so at length.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
         from exporter.report import html
 
         return html.render(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -21,6 +22,7 @@ from support.manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest
 from exporter import report
 from exporter.bundle import layout
 from exporter.core import filesystem
+from exporter.core.json_codec import to_json
 from exporter.core.parity_records import CaseParity, Parity
 from exporter.core.records import ArtifactRecord, Lifecycle, Manifest, SessionRecord
 from exporter.core.timing_records import MachineLoad, Timing
@@ -466,3 +468,17 @@ def test_the_command_that_times_a_page(written: list[Path]) -> None:
     )
     assert "ok    size of the page" in done.stdout, done.stderr
     assert "slowest load, seconds: " in done.stdout
+
+
+def test_nothing_is_said_without_a_home(tmp_path: Path) -> None:
+    """Matplotlib cannot make its folder there, and says so, though it finds another one."""
+    (tmp_path / "toy").mkdir()
+    filesystem.write_atomic(tmp_path / "toy" / layout.MANIFEST, to_json(MANIFEST))
+    (tmp_path / "file").touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))}
+    command = [sys.executable, "-P", "-m", "exporter", "report", tmp_path / "toy", "--format", "html"]
+    done = subprocess.run(
+        command, env=kept | {"HOME": str(tmp_path / "file" / "home")}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("<!doctype html>")
