@@ -24,6 +24,7 @@ from exporter.core.records import EAGER, SCHEMA, ArtifactRecord, Manifest, Varia
 from exporter.report import summary
 
 MARK = "deployment.json"
+OTHER = "export another target"
 Refuse = Callable[[VariantRecord], str]  # returns why a destination cannot serve a variant, or ""
 
 
@@ -45,30 +46,33 @@ class Deployment:
         return sum(file.bytes for file in self.files)
 
 
-def choose(manifest: Manifest, name: str | None, refuse: Refuse) -> VariantRecord:
+def choose(manifest: Manifest, name: str | None, refuse: Refuse, target: str = "") -> VariantRecord:
     """Return the variant with this name, or without a name the recommended one among those that can be served.
 
-    Raises UsageError, with the reason, if there is none.
+    Raises UsageError, with the reason, if there is none. `target` is set if no other target can be served.
     """
+    lacks = target and all(variant.target != target for variant in manifest.variants)
+    export = f"export with --targets {target}" if lacks else "mend that and export again" if target else OTHER
     reasons = {v.name: _reason(v, refuse) for v in manifest.variants if v.name != EAGER}
     if name is not None:
         if name not in reasons:
             raise UsageError(f"the bundle has no variant {name!r}", f"it has {', '.join(reasons) or 'none'}")
         if reasons[name]:
-            raise UsageError(f"{name} {reasons[name]}", "choose another --variant, or export again")
+            others = [variant for variant, reason in reasons.items() if not reason]
+            raise UsageError(f"{name} {reasons[name]}", f"give --variant {' or '.join(others)}" if others else export)
     fit = tuple(v for v in manifest.variants if reasons.get(v.name) == "" and name in (None, v.name))
     if len(fit) == 1:
         return fit[0]
     if fit:
-        asked, names = replace(manifest, variants=fit), ", ".join(v.name for v in fit)
+        asked, names = replace(manifest, variants=fit), " or ".join(v.name for v in fit)
         if best := summary.recommended(asked):
             return best.variant
         if summary.choices(asked):
             cause = "the comparison of the artifacts is inconclusive: other programs disturbed the timing"
-            raise UsageError(cause, f"choose a --variant: {names}; or time again: {summary.BENCH}")
-        raise UsageError("there are no timings to choose an artifact by", f"choose a --variant: {names}")
+            raise UsageError(cause, f"give --variant {names}; or time again: {summary.BENCH}")
+        raise UsageError("there are no timings to choose an artifact by", f"give --variant {names}")
     causes = "; ".join(f"{variant} {reason}" for variant, reason in reasons.items())
-    raise UsageError(f"no artifact can be deployed here: {causes or 'the bundle has none'}", "export another target")
+    raise UsageError(f"no artifact can be deployed here: {causes or 'the bundle has none'}", export)
 
 
 def _reason(variant: VariantRecord, refuse: Refuse) -> str:

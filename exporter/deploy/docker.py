@@ -88,7 +88,7 @@ def deploy(
     place: Path, manifest: Manifest, name: str | None, out: Path, runtime: str, ops_libs: Sequence[str] = ()
 ) -> Deployment:
     """Create the context `out`. Raises UsageError if no variant fits, and for the runtime cpp as `cpp.deploy` does."""
-    variant = cpp.chosen(manifest, name) if runtime == "cpp" else choose(manifest, name, refuse)
+    variant = cpp.chosen(manifest, name) if runtime == "cpp" else choose(manifest, name, refuse, "onnx")
     with staged(out, KIND) as root:
         if runtime == "cpp":
             text, parity = _from_scratch(root, place, manifest, variant, ops_libs)

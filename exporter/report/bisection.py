@@ -60,7 +60,7 @@ def _pointless(variant: str, fix: Fix) -> str:
     precision = variant.partition("@")[2]
     return (
         f"It passes only with {fix.options}{_cost(fix)}. These layers hold {fix.kept_weights:.0%} of the weights, so "
-        f"hardly anything is left in {precision}: export another target in {precision}, or this one in another precision."
+        f"hardly anything is left in {precision}: export another target in it, or this one in another precision."
     )
 
 

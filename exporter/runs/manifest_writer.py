@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from exporter import targets
@@ -16,9 +17,13 @@ from exporter.runs.request import Request
 
 
 class Draft:
-    """The manifest of a run so far. Safe to use from several threads."""
+    """The manifest of a run so far. Safe to use from several threads.
 
-    def __init__(self, request: Request, staging: Staging) -> None:
+    Messages name files of the bundle by their paths in it, because neither `root`, by which jobs access it, nor the
+    staging directory exists after the run.
+    """
+
+    def __init__(self, request: Request, staging: Staging, root: Path) -> None:
         self.manifest = Manifest(
             model=ModelRecord(request.model, request.asked or request.source.place, request.weights, request.seed),
             device=request.device,
@@ -33,16 +38,24 @@ class Draft:
         )
         self._order = (EAGER, *(variant.name for variant in request.variants))
         self._staging = staging
+        self._folders = root, staging.root
         self._lock = threading.Lock()
 
     def keep(self, record: VariantRecord) -> VariantRecord:
         """Insert a record, in the order of the request. Return it; if it failed without a remedy, with one."""
         if record.status == "failed" and not record.remedy and record.parity is None:
             record = replace(record, remedy=f"see {record.log} in the bundle")
+        sessions = tuple(replace(one, reason=self._in_bundle(one.reason)) for one in record.sessions)
+        record = replace(record, reason=self._in_bundle(record.reason), sessions=sessions)
         with self._lock:
             records = {r.name: r for r in self.manifest.variants} | {record.name: record}
             self._write(replace(self.manifest, variants=tuple(records[n] for n in self._order if n in records)))
         return record
+
+    def _in_bundle(self, text: str) -> str:
+        for folder in self._folders:
+            text = text.replace(f"{folder}/", "")
+        return text
 
     def update(self, **changes: Any) -> None:
         """Change fields of the manifest."""

@@ -115,7 +115,7 @@ class _Run:
         self.work.mkdir()
         self.job = request.job(self.work)
         self.materials = provenance.materials(request.source)  # hashed now, because a job may take minutes
-        self.draft = Draft(request, staging)
+        self.draft = Draft(request, staging, root)
         # Untimed sessions run concurrently, so the growth of the GPU's memory says nothing about one of them.
         self.sessions = Sessions(request.device if request.bench else "cpu")
         self.judging = Judging(request, self.job, root, alone, self.draft, self.listener, self.sessions)

@@ -143,7 +143,7 @@ def test_no_variant_is_chosen_by_a_disturbed_timing() -> None:
     assert summary.recommended(found) is None
     with pytest.raises(UsageError, match="is inconclusive") as raised:
         choose(found, None, refuse_onnx)
-    assert raised.value.remedy.startswith("choose a --variant: trace, script; or time again: `exporter bench ")
+    assert raised.value.remedy.startswith("give --variant trace or script; or time again: `exporter bench ")
     assert choose(found, "trace", refuse_onnx).name == "trace"
     only = replace(found, variants=found.variants[:2])
     assert choose(only, None, refuse_onnx).name == "trace"

@@ -154,6 +154,19 @@ def test_artifacts_that_the_image_with_onnxruntime_cannot_run(target: str, chang
     assert words in docker.refuse(variant(target, contract=replace(CONTRACT, **changes)))
 
 
+def test_the_remedy_is_a_variant_that_fits_or_the_target_that_is_missing(tmp_path: Path) -> None:
+    other = replace(variant("onnx"), contract=replace(CONTRACT, device="cuda"))
+    for found, name, remedy in (
+        (manifest(variant()), "trace", "export with --targets onnx"),
+        (manifest(variant()), None, "export with --targets onnx"),
+        (manifest(variant(), other), "trace", "mend that and export again"),
+        (manifest(variant(), variant("onnx")), "trace", "give --variant onnx"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            docker.deploy(tmp_path, found, name, tmp_path / "context", "onnxruntime")
+        assert raised.value.remedy == remedy
+
+
 def test_altered_files_are_refused(bundle: Path, tmp_path: Path) -> None:
     with (bundle / "model.onnx").open("ab") as file:
         file.write(b"more")

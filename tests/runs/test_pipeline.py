@@ -16,10 +16,13 @@ from support.schema import fits_the_schema, rows
 
 from exporter import targets
 from exporter.bundle import layout as bundles
+from exporter.bundle import publishing
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
+from exporter.core.records import SessionRecord, VariantRecord
 from exporter.runs import pipeline
+from exporter.runs.manifest_writer import Draft
 from exporter.workers.children import BACKGROUND, Zygote
 
 
@@ -170,6 +173,18 @@ def test_a_model_that_does_not_run_fails_every_variant(run: Run, name: str, reas
     assert reason in row.reason
     assert (place / row.log).is_file()
     fits_the_schema(place)
+
+
+def test_reasons_name_files_by_their_paths_in_the_bundle(tmp_path: Path) -> None:
+    """The staging folder, and the link by which jobs access it, do not exist when a user reads them."""
+    with publishing.stage(tmp_path / "toy") as staging:
+        draft = Draft(request_for("tiny:mlp", tmp_path / "toy"), staging, tmp_path / "link")
+        session = SessionRecord("python", "failed", "load", f"cannot load {staging.root}/model@bf16.onnx: no kernel")
+        reason = f"no kernel for Gemm: cannot load {tmp_path}/link/model@bf16.onnx"
+        kept = draft.keep(VariantRecord("trace", "trace", "failed", "load", reason, sessions=(session,)))
+        assert kept.reason == "no kernel for Gemm: cannot load model@bf16.onnx"
+        assert kept.sessions[0].reason == "cannot load model@bf16.onnx: no kernel"
+        assert draft.manifest.variants == (kept,)
 
 
 def test_a_model_that_does_not_run_keeps_the_last_good_bundle(run: Run, tmp_path: Path) -> None:
