@@ -386,7 +386,7 @@ def test_keys_change_with_a_recipes_own_package_only(tmp_path: Path, written: st
     recipe.parent.mkdir(parents=True)
     for folder in {recipe.parent, tmp_path / "own"}:
         (folder / "__init__.py").touch()
-    recipe.write_text(f"import others\n{imports}\n")
+    recipe.write_text(f"import others\n{imports}\nnet = None\n")
     layers, others = tmp_path / "own" / "layers.py", tmp_path / "others" / "__init__.py"
     others.parent.mkdir()
     found = []
@@ -435,7 +435,7 @@ def test_strings_that_name_no_kept_file_do_not_count(tmp_path: Path, path: str) 
 
 def test_keys_change_with_a_module_of_a_package_without_init(tmp_path: Path) -> None:
     recipe = tmp_path / "net.py"
-    recipe.write_text("from blocks.inner import layers\n")
+    recipe.write_text("from blocks.inner import layers\nnet = None\n")
     (tmp_path / "blocks/inner").mkdir(parents=True)
     found = set()
     for content in ("x = 1", "x = 2"):
@@ -448,7 +448,7 @@ def test_keys_change_with_a_module_of_a_package_without_init(tmp_path: Path) -> 
 def test_keys_change_with_a_module_imported_by_a_relative_name(tmp_path: Path) -> None:
     recipe = tmp_path / "own" / "net.py"
     recipe.parent.mkdir()
-    recipe.write_text('import importlib\nlayers = importlib.import_module(".layers", __package__)\n')
+    recipe.write_text('import importlib\nlayers = importlib.import_module(".layers", __package__)\nnet = None\n')
     (recipe.parent / "__init__.py").touch()
     found = set()
     for content in ("x = 1", "x = 2"):
