@@ -77,12 +77,12 @@ def _find_state(loaded: LoadedModel, device: str) -> None:
     _require_repeatable(loaded, step, found)
     if found is None:
         return
-    loaded.carry(found)
+    loaded.carry(found, device)
     if found.doubted:
         example = loaded.inputs(loaded.base, 0) + found.initial
         unread = independence.unread(loaded.module, tuple(t.to(device) for t in example), found)
         loaded.held.restore()
-        loaded.carry(found.without(unread))
+        loaded.carry(found.without(unread), device)
     _warn(loaded)
 
 
@@ -155,7 +155,7 @@ def _take_in(loaded: LoadedModel, device: str, unknown: list[Place], given: list
     dropped = dict.fromkeys((*now.dropped, *kept.dropped, *unknown))
     read = now.known - frozenset(now.dropped)
     unread = tuple(path for path in dropped if path not in read)
-    loaded.carry(replace(now, dropped=unread, hooked=kept.hooked))
+    loaded.carry(replace(now, dropped=unread, hooked=kept.hooked), device)
     return joined
 
 

@@ -66,15 +66,21 @@ class LoadedModel:
         known = self.kept.known
         return [path for path in self.held.changes() if path not in known]
 
-    def carry(self, state: State) -> None:
-        """Make the module a function of the inputs and of this state."""
+    def carry(self, state: State, device: str) -> None:
+        """Make the module a function of the inputs and of this state, with containers that its own first call makes."""
+        if state.made:
+            state = replace(state, made=first_call.containers(*self._first_call(device), state.paths))
         self.module = StatefulModule(self.module.model, self.module.example, state, self.module.leave_out).eval()
 
     def set_up(self, device: str) -> None:
         """Make a first call, and from then on keep the hooks that it registers."""
+        self.held = first_call.set_up(*self._first_call(device))
+
+    def _first_call(self, device: str) -> tuple[torch.nn.Module, Snapshot, Callable[[], Tensors]]:
+        """Return the model, its snapshot, and a call of it with the example."""
         plain = flattening.FlatModule(self.module.model, self.module.example, self.module.leave_out).eval()
         data = self.inputs(self.base, 0)
-        self.held = first_call.set_up(plain.model, self.held, lambda: eager.run(plain, data, device))
+        return plain.model, self.held, lambda: eager.run(plain, data, device)
 
     def arguments(self, found: Contract, sizes: dict[str, int], seed: int) -> Tensors:
         """Return the module's arguments: the inputs, and the initial state if there is one."""
@@ -201,7 +207,7 @@ def _as_prepared(loaded: LoadedModel, job: Job) -> LoadedModel:
         state = states.load(job.state_file)
         if state.hooked:
             loaded.set_up(job.options.device)
-        loaded.carry(state)
+        loaded.carry(state, job.options.device)
     return loaded
 
 

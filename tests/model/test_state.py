@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def found(recipe: Any) -> tuple[nn.Module, flattening.FlatInputs, Snapshot, Stat
         (stateful.hangover_in_an_attribute, ("state.left",), [4]),
         (stateful.keyed_by_tuple, ("state.cache.0.k",), [0.0]),
         (stateful.every_tenth_in_a_tensor, ("state.calls",), [0]),
+        (
+            stateful.containers_of_the_first_call,
+            ("state.hx.0", "state.hx.1", "state.memory.h", "state.memory.most", "state.sums.0"),
+            [0.0] * 5,
+        ),
     ],
 )
 def test_state_is_found_wherever_it_is_kept(recipe: Any, names: tuple[str, ...], initial: list[float]) -> None:
@@ -574,6 +580,160 @@ def test_given_and_returned_state_share_no_memory_with_other_tensors() -> None:
 
 
 Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass
+class Both:
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float = 0.5
+
+
+def in_a_tuple(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = model.kept or (x * 0, x * 0)
+    model.kept = (a * 0.5 + x, b + a)
+    return model.kept
+
+
+def in_a_named_tuple(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = model.kept or (x * 0, x * 0)
+    model.kept = Pair(a * 0.5 + x, b + a)
+    return model.kept.a, model.kept.b
+
+
+def in_a_dataclass(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    before = model.kept or Both(x * 0, x * 0)
+    model.kept = Both(before.a * before.scale + x, before.b + before.a)
+    return model.kept.a, model.kept.b
+
+
+def in_place_in_a_list(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if model.kept is None:
+        model.kept = [x * 0, x * 0]
+    model.kept[1] = model.kept[1] + model.kept[0]
+    model.kept[0] = model.kept[0] * 0.5 + x
+    return model.kept[0], model.kept[1]
+
+
+def in_a_tuple_in_the_own_list(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not model.layers:
+        model.layers.append((x * 0, x * 0))
+    a, b = model.layers[0]
+    model.layers[0] = (a * 0.5 + x, b + a)
+    return model.layers[0]
+
+
+def in_a_dict_in_the_own_dict(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    held = model.named.setdefault("layer", {"a": x * 0, "b": x * 0})
+    held["b"] = held["b"] + held["a"]
+    held["a"] = held["a"] * 0.5 + x
+    return held["a"], held["b"]
+
+
+def beside_a_part_of_the_model(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b, part = model.kept or (x * 0, x * 0, model.part)
+    model.kept = (a * 0.5 + part(x), b + a, part)
+    return model.kept[0], model.kept[1]
+
+
+def beside_an_item_that_nothing_reads(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b, most = model.kept or (x * 0, x * 0, x.new_zeros(()))
+    model.kept = (a * 0.5 + x, b + a, torch.maximum(most, x.amax().clamp(max=0.1)))
+    return model.kept[:2]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        in_a_tuple, in_a_named_tuple, in_a_dataclass, in_place_in_a_list, in_a_tuple_in_the_own_list,
+        in_a_dict_in_the_own_dict, beside_a_part_of_the_model, beside_an_item_that_nothing_reads,
+    ],
+)  # fmt: skip
+def test_state_in_a_container_that_the_first_call_makes_is_carried(update: Any) -> None:
+    class Making(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(4, 4)
+            self.kept: Any = None
+            self.layers: list[Any] = []
+            self.named: dict[str, Any] = {}
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = update(self, x)
+            return a + 0, b + 0
+
+    class recipe(stateful._Recipe):
+        model = Making
+        inputs = staticmethod(lambda: torch.randn(2, 4))
+
+    model, example, held, kept = found(recipe)
+    assert kept is not None
+    function = StatefulModule(model, example, kept).eval()
+    for own in (recipe.load("random").eval(), recipe.load("random").eval()):  # twice: a call leaves nothing behind
+        carried = kept.initial
+        for _ in range(4):
+            x = recipe.inputs()
+            with torch.no_grad():
+                got = function(x.clone(), *carried)
+                torch.testing.assert_close(got[:2], own(x.clone()), rtol=0, atol=0)
+            carried = got[2:]
+            assert not held.changes()
+    assert (model.kept, model.layers, model.named) == (None, [], {})
+
+
+def test_an_object_of_the_first_call_that_cannot_be_copied_is_refused() -> None:
+    class Locked:
+        def __init__(self, total: torch.Tensor) -> None:
+            self.total, self.lock = total, threading.Lock()
+
+    class Making(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: Locked | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kept is None:
+                self.kept = Locked(x.new_zeros(()))
+            self.kept.total = self.kept.total + x.sum()
+            return x + self.kept.total
+
+    class recipe(stateful._Recipe):
+        model = Making
+
+    with pytest.raises(ExportError, match=r"an object in its first call that cannot be copied \(TypeError\), for kept"):
+        found(recipe)
+
+
+def test_only_the_place_that_begins_with_another_computation_is_named() -> None:
+    with pytest.raises(ExportError) as raised:
+        found(stateful.average_from_the_first_input)
+    said = str(raised.value)
+    assert said.startswith("the model behaves differently in its first call, because of average (")
+    assert "hx" not in said
+    assert "calls" not in said
+    assert "torch.where(calls == 0, FIRST, LATER)" in raised.value.remedy
+    _, _, _, kept = found(stateful.average_chosen_by_a_counter)  # what the remedy says
+    assert kept is not None
+    assert set(kept.names) == {"state.hx.0", "state.hx.1", "state.calls", "state.average"}
+
+
+def test_a_flag_that_changes_the_first_call_is_named_alone() -> None:
+    class Flagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.started = False
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, self.started = not self.started, True
+            self.total = self.total + x.sum()
+            return x * 2 if first else x + self.total
+
+    class recipe(stateful._Recipe):
+        model = Flagged
+
+    with pytest.raises(ExportError, match=r"in its first call, because of started \([^)]*\)$"):
+        found(recipe)
 
 
 class Holder:

@@ -469,6 +469,76 @@ class hangover_made_at_the_first_call(_Recipe):
             return (loud | (self.left > 0)).float()
 
 
+class Memory:
+    def __init__(self, h: torch.Tensor, most: torch.Tensor) -> None:
+        self.h, self.most, self.label = h, most, "memory"
+
+
+class containers_of_the_first_call(_Recipe):
+    """The first call makes a tuple, an object with a tensor that nothing reads, and the items of a list."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 6)
+            self.hx: tuple[torch.Tensor, torch.Tensor] | None = None
+            self.memory: Memory | None = None
+            self.sums: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            self.hx = self.cell(x, self.hx)
+            if self.memory is None:
+                self.memory = Memory(x.new_zeros(x.shape), x.new_zeros(()))
+            self.memory.h = 0.9 * self.memory.h + x
+            self.memory.most = torch.maximum(self.memory.most, x.amax().clamp(max=1))
+            if not self.sums:
+                self.sums.append(x.new_zeros(4))
+            self.sums[0] = self.sums[0] + x.sum(0)
+            return self.hx[0] + 0, self.memory.h.tanh(), self.sums[0] * 2
+
+    sizes = {"batch": (1, 16)}
+    inputs = staticmethod(lambda batch=3: torch.randn(batch, 4))
+
+
+class average_from_the_first_input(_Recipe):
+    """Only the average begins with another computation than later calls; the counter and the LSTM do not."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 6)
+            self.hx: tuple[torch.Tensor, torch.Tensor] | None = None
+            self.register_buffer("calls", torch.zeros(()))
+            self.average: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.hx = self.cell(x, self.hx)
+            self.average = x if self.average is None else 0.9 * self.average + 0.1 * x
+            return self.hx[0].sum() + self.average / self.calls
+
+    sizes = {}
+    inputs = staticmethod(lambda: torch.randn(3, 4))
+
+
+class average_chosen_by_a_counter(average_from_the_first_input):
+    """The same, as the remedy says."""
+
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 6)
+            self.hx: tuple[torch.Tensor, torch.Tensor] | None = None
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("average", torch.zeros(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.hx = self.cell(x, self.hx)
+            self.average = torch.where(self.calls == 0, x, 0.9 * self.average + 0.1 * x)
+            self.calls += 1
+            return self.hx[0].sum() + self.average / self.calls
+
+
 class keyed_by_tuple(_Recipe):
     class model(nn.Module):
         def __init__(self) -> None:

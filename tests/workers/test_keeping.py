@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recipes import rare
+from recipes import rare, stateful
 from torch import nn
 
 from exporter import targets
@@ -30,8 +30,8 @@ from exporter.workers.messages import Job
 RARE = Path(rare.__file__)
 
 
-def job_of(recipe: str, folder: Path) -> Job:
-    source = recipes.find(f"{RARE}:{recipe}")
+def job_of(recipe: str, folder: Path, file: Path = RARE) -> Job:
+    source = recipes.find(f"{file}:{recipe}")
     return Job(source.label, source, folder, targets.Options(threads=1), weights="random")
 
 
@@ -100,6 +100,24 @@ def test_hooks_that_the_first_call_registers_are_kept(tmp_path: Path) -> None:
     again = loading.load_model(job_of("hooks_from_the_first_call", tmp_path))  # as a process that exports loads it
     assert again.module.model.ready
     torch.testing.assert_close(again.module(*example), outputs)
+
+
+def test_each_process_makes_the_containers_of_the_first_call_itself(tmp_path: Path) -> None:
+    job = job_of("containers_of_the_first_call", tmp_path, Path(stateful.__file__))
+    loaded = loading.load_model(job)
+    kept_state = keeping.find(job, loaded).state
+    assert kept_state is not None
+    assert {tensor.name for tensor in kept_state.tensors} == {"hx.0", "hx.1", "memory.h", "memory.most", "sums.0"}
+    states.save(loaded.kept, job.state_file)
+    again = loading.load_model(job)
+    example = again.inputs(again.base, 0)
+    carried = again.kept.initial
+    own = loading._load_weights(again.recipe, "random").eval()
+    for _ in range(3):
+        with torch.no_grad():
+            outputs, wanted = again.module(*example, *carried), own(*example)
+        torch.testing.assert_close(outputs[:3], wanted)
+        carried = outputs[3:]
 
 
 def test_a_first_call_that_sets_up_more_than_hooks_is_undone_as_a_whole(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 
 from exporter.core import time_limit
 from exporter.core.errors import ExportError
-from exporter.model.state import contrary, flow, snapshot
+from exporter.model.state import contrary, first_call, flow, snapshot
+from exporter.model.state.first_call import Container
 from exporter.model.state.snapshot import MISSING, Place, Snapshot
 from exporter.model.state.stateful import REMEDY, State, holding
 from exporter.model.tensors import Tensors
@@ -27,7 +28,10 @@ TRIED = (1, 3, CALLS - 1)  # calls before which a value is reset, to see whether
 NEAR, LARGE, CONTRARY = range(3)  # changes of a value
 LONG = 64  # length of a list that grows
 _FIRST_CALL_DIFFERS = "behaves differently in its first call, because of"
-_GIVE_LATER_FORM = "give it its later form from the start"
+_HOLD_A_BUFFER = (
+    "register it as a buffer with the value that the first call begins with; if the first call computes something else "
+    "than later ones, count the calls in another buffer and choose with torch.where(calls == 0, FIRST, LATER)"
+)
 
 
 def unread(module: torch.nn.Module, state: State) -> str:
@@ -126,9 +130,7 @@ class _Search:
         return True
 
     def _taken_out(self, read: list[Place], dropped: list[Place]) -> State:
-        tensors = [
-            path for path in read if any(isinstance(left.get(path), torch.Tensor) for left in self._settled_left(path))
-        ]
+        tensors = [path for path in read if self._is_tensor(path)]
         plain = [path for path in read if path not in tensors]
         moving = [path for path in plain if not self._settles(path)]
         if moving and all(map(alike, map(self._afresh, range(CALLS)), self.outputs)):
@@ -138,6 +140,21 @@ class _Search:
         if moving:
             values = ", ".join(repr(left.get(moving[0], self._first(moving[0]))) for left in self.left[:3])
             raise self._refused(moving, f"keeps state that is not a tensor ({values}, …), in", REMEDY)
+        if not tensors:
+            raise self._refused(read, _FIRST_CALL_DIFFERS, _HOLD_A_BUFFER)
+        self._require_fixed_form(tensors)
+        made = self._made(tensors)
+        whole = [path for path in dropped if first_call.into(made, path) and self._is_tensor(path)]
+        self._require_fixed_form(whole)
+        settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
+        unread = tuple(path for path in dropped if path not in whole)
+        return self._with_initial(State((*tensors, *whole), (), settled, unread, made=made))
+
+    def _is_tensor(self, path: Place) -> bool:
+        return any(isinstance(left.get(path), torch.Tensor) for left in self._settled_left(path))
+
+    def _require_fixed_form(self, tensors: Sequence[Place]) -> None:
+        """Raise ExportError unless each call leaves a dense tensor of the same shape at each of these places."""
         for path in tensors:
             held = [left[path] for left in self._settled_left(path) if isinstance(left.get(path), torch.Tensor)]
             if len(held) < CALLS:
@@ -151,10 +168,14 @@ class _Search:
                 raise self._refused(
                     [path], f"keeps state whose size changes from call to call ({sizes}, …), in", REMEDY
                 )
-        if not tensors:
-            raise self._refused(read, _FIRST_CALL_DIFFERS, REMEDY)
-        settled = tuple((path, self.left[-1].get(path, self._first(path))) for path in plain)
-        return self._with_initial(tensors, settled, tuple(dropped))
+
+    def _made(self, tensors: Sequence[Place]) -> tuple[Container, ...]:
+        """Return the containers of these tensors that the first call makes. Raises ExportError if one has no copy."""
+        try:
+            return first_call.containers(self.module, self.held, lambda: self.step(0), tensors)
+        except Exception as error:  # an object may raise anything when it is copied
+            what = f"makes an object in its first call that cannot be copied ({type(error).__name__}), for"
+            raise self._refused(tensors, what, REMEDY) from error
 
     def _settled_left(self, path: Place) -> list[dict[Place, Any]]:
         """Return what calls left, with the initial value for calls that left it unchanged."""
@@ -162,30 +183,52 @@ class _Search:
         known = {path: initial} if isinstance(initial, torch.Tensor) else {}
         return [known | left for left in self.left]
 
-    def _with_initial(
-        self, paths: list[Place], settled: tuple[tuple[Place, Any], ...], dropped: tuple[Place, ...]
-    ) -> State:
+    def _with_initial(self, state: State) -> State:
         """Return the state with an initial value equivalent to the model's own, which may have another form."""
+        paths = state.paths
         after = [self._settled_left(path)[0][path] for path in paths]
-        for candidates in self._candidates(paths, after):
-            state = State(tuple(paths), candidates, settled, dropped)
-            if self._is_same(state, after):
-                return state
+        own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
+        guessed = [path for path, first in zip(paths, own, strict=True) if first is None]
+        if hidden := [path for path in guessed if path in self.unseen]:
+            # No call would show that another value is wrong.
+            raise self._refused(hidden, _FIRST_CALL_DIFFERS, _HOLD_A_BUFFER)
+        zeros = tuple(map(torch.zeros_like, after))
+        given = tuple(zero if first is None else first for first, zero in zip(own, zeros, strict=True))
+        for initial in (given, zeros):
+            if self._is_same(one := replace(state, initial=initial), after):
+                return one
         for path in paths:
             if other := self.held.shared.get(path):
                 remedy = "keep it in one module that the others use, or clone it where it may differ"
                 raise self._refused([path], f"keeps state that shares its memory with {other}, in", remedy)
-        raise self._refused(paths, _FIRST_CALL_DIFFERS, _GIVE_LATER_FORM)
+        raise self._refused(self._to_blame(state, after, guessed), _FIRST_CALL_DIFFERS, _HOLD_A_BUFFER)
 
-    def _candidates(self, paths: list[Place], after: list[torch.Tensor]) -> Iterator[Tensors]:
-        own = [self._own(path, later) for path, later in zip(paths, after, strict=True)]
-        if guessed := [p for p, first in zip(paths, own, strict=True) if first is None and p in self.unseen]:
-            # No call would show that another value is wrong.
-            raise self._refused(guessed, _FIRST_CALL_DIFFERS, _GIVE_LATER_FORM)
-        yield tuple(
-            torch.zeros_like(later) if first is None else first for first, later in zip(own, after, strict=True)
-        )
-        yield tuple(map(torch.zeros_like, after))
+    def _to_blame(self, state: State, after: list[torch.Tensor], guessed: list[Place]) -> Sequence[Place]:
+        """Return the places whose later form alone makes the first call differ; those that were guessed if none does.
+
+        Places in the same container are judged together.
+        """
+        groups: dict[Place, list[Place]] = {}
+        for path in (*guessed, *(path for path, _ in state.settled)):
+            container = first_call.into(state.made, path)
+            groups.setdefault(container.place if container else path, []).append(path)
+        blamed = [path for group in groups.values() if not self._begins(state, after, group) for path in group]
+        return blamed or guessed or state.paths
+
+    def _begins(self, state: State, after: list[torch.Tensor], group: Sequence[Place]) -> bool:
+        """Return whether the first call does the same if only the places of this group have their later form."""
+        tensors = dict(zip(state.paths, after, strict=True))
+        given = {path: torch.zeros_like(tensors[path]) for path in group if path in tensors}
+        settled = tuple((path, value) for path, value in state.settled if path in group)
+        made = tuple(one for one in state.made if any(map(one.holds, group)))
+        self.held.restore()
+        try:
+            with holding(self.module, State(tuple(given), (), settled, made=made), tuple(given.values())):
+                outputs = self.step(0)
+                left = state.now(self.module)
+        except Exception:  # a model may raise anything for an unexpected state
+            return False
+        return alike(outputs, self.outputs[0]) and alike(left, tuple(after))
 
     def _own(self, path: Place, later: torch.Tensor) -> torch.Tensor | None:
         """Return the model's own initial value in the form of later ones, or None if it does not fit."""

@@ -188,10 +188,11 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and (one is other or bool(one == other) or bool(one != one and other != other))
 
 
-def leaves(module: torch.nn.Module) -> Iterator[tuple[Place, Any]]:
-    """Yield every tensor and plain value of a module with its path; an object with several paths is visited once.
+def leaves(module: Any) -> Iterator[tuple[Place, Any]]:
+    """Yield every tensor and plain value of a module, or another object, with its path.
 
-    A tensor is yielded at all its places: `deque([zeros] * 3)` holds one three times until calls replace it.
+    An object with several paths is visited once. A tensor is yielded at all its places: `deque([zeros] * 3)` holds one
+    three times until calls replace it.
     """
     yield from _leaves(module, (), set())
 
@@ -258,6 +259,12 @@ def _script_names(module: torch.jit.ScriptModule) -> list[str]:
         text = str(module._c._get_method(name).graph)
         assigned |= dict.fromkeys(re.findall(r'prim::SetAttr\[name="(\w+)"\]\(%self\S*,', text))
     return [name for name in assigned if module._c.hasattr(name)]
+
+
+def objects(value: Any) -> dict[int, Any]:
+    """Return every tensor, container and object in a value, by id."""
+    tensors = {id(one): one for _, one in leaves(value) if isinstance(one, torch.Tensor)}
+    return tensors | {key: one for key, (one, _) in _containers(value, {}).items()}
 
 
 def _containers(value: Any, seen: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:

@@ -19,7 +19,8 @@ from exporter.core.contract_records import STATE, Dim, StateTensor, Values
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.limits import LARGEST
 from exporter.model.flattening import FlatInputs, FlatModule
-from exporter.model.state import snapshot
+from exporter.model.state import first_call, snapshot
+from exporter.model.state.first_call import Container
 from exporter.model.state.snapshot import MISSING, Place
 from exporter.model.tensors import Tensors
 
@@ -37,7 +38,8 @@ class State:
     `initial` has one tensor for each of `paths`, with size 1 in dimensions that follow the sizes of a call. `settled`
     are plain values as they are from the second call on. `dropped` are values that change but are never read.
     `doubted` are those of `paths` that no observed call read, but that are not proven to be unread. `hooked` says
-    whether the first call registers hooks, which are to be kept (see `exporter.model.state.first_call`).
+    whether the first call registers hooks, which are to be kept; `made` are the containers of state that it
+    makes (see `exporter.model.state.first_call`).
     """
 
     paths: tuple[Place, ...]
@@ -46,6 +48,7 @@ class State:
     dropped: tuple[Place, ...] = ()
     doubted: tuple[Place, ...] = ()
     hooked: bool = False
+    made: tuple[Container, ...] = ()
 
     @property
     def known(self) -> frozenset[Place]:
@@ -53,13 +56,14 @@ class State:
         return frozenset((*self.paths, *(path for path, _ in self.settled), *self.dropped))
 
     def without(self, unread: Collection[Place]) -> State:
-        """Return the state with these unread places dropped."""
+        """Return the state with these unread places dropped, unless they are in containers, which are kept whole."""
+        unread = [path for path in unread if not first_call.into(self.made, path)]
         kept = [(path, tensor) for path, tensor in zip(self.paths, self.initial, strict=True) if path not in unread]
         dropped = self.dropped + tuple(path for path in unread if path not in self.dropped)
         if not kept:
             return State((), (), dropped=(*(path for path, _ in self.settled), *dropped), hooked=self.hooked)
         paths, initial = zip(*kept, strict=True)
-        return State(paths, initial, self.settled, dropped, hooked=self.hooked)
+        return State(paths, initial, self.settled, dropped, hooked=self.hooked, made=self.made)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,13 +107,15 @@ def holding(module: torch.nn.Module, state: State, tensors: Sequence[torch.Tenso
     """Put this state into the model within the context; afterwards restore the previous objects."""
     plain = [(path, _moved(value, tensors)) for path, value in state.settled]
     given = [*zip(state.paths, (t.clone() for t in tensors), strict=True), *plain]
-    kept = _Kept(module, [path for path, _ in given] + list(state.dropped))
+    kept = _Kept(module, [*(one.place for one in state.made), *(path for path, _ in given), *state.dropped])
     try:
         for path in state.dropped:
             with contextlib.suppress(*MISSING):
                 value = snapshot.take(module, path)
                 if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                     snapshot.put(module, path, value.clone())
+        for container in state.made:
+            snapshot.put(module, container.place, container.fresh())
         for path, value in given:
             snapshot.put(module, path, value)
         yield
@@ -161,8 +167,9 @@ def _outermost(module: torch.nn.Module, path: Place) -> Place:
 
 
 def save(state: State, path: Path) -> None:
-    """Write the state for other processes of the same run."""
-    torch.save((state.paths, state.initial, state.settled, state.dropped, (), state.hooked), path)
+    """Write the state for other processes of the same run, of its containers the places: each process makes its own."""
+    places = tuple(Container(one.place) for one in state.made)
+    torch.save((state.paths, state.initial, state.settled, state.dropped, (), state.hooked, places), path)
 
 
 def load(path: Path) -> State:
