@@ -13,24 +13,27 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, in_float64, is_inexact
 
-NARROW = (torch.float16, torch.bfloat16, torch.float32)
+WIDE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
 Made = TypeVar("Made")
 MOST_ERROR = 0.1  # of a model in float16 or bfloat16, relative to its outputs; more means that a cast mattered
 _casting: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules that run in float64 only with other casts
 
 
 class AsFloat64(TorchDispatchMode):
-    """Within this context, an operator that is given a narrower floating `dtype` by name returns float64."""
+    """Within this context, an operator that is given a narrower `dtype` by name returns float64 or complex128."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operator with float64 instead."""
+        """Call the operator with the wide dtype instead."""
         given = dict(kwargs or {})
-        if given.get("dtype") in NARROW:
-            given["dtype"] = torch.float64
+        if given.get("dtype") in WIDE:
+            given["dtype"] = WIDE[given["dtype"]]
         return func(*args, **given)
 
 
@@ -59,7 +62,7 @@ def agree(module: torch.nn.Module, outputs: Tensors, references: Tensors) -> boo
     A model may need a cast, as in `x.half().long() % 7`. Its outputs are then far from these references.
     """
     return not are_changed(module) or all(
-        bool((own.double() - wide).nan_to_num().norm() <= MOST_ERROR * wide.nan_to_num().norm())
+        bool((in_float64(own) - wide).nan_to_num().norm() <= MOST_ERROR * wide.nan_to_num().norm())
         for own, wide in zip(outputs, references, strict=True)
-        if own.is_floating_point()
+        if is_inexact(own)
     )

@@ -17,7 +17,7 @@ from exporter.core import causes, source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.parity_records import Tolerance
 from exporter.evidence import casts, nonfinite, perturbations
-from exporter.model import custom_ops, mixture_of_experts, widening
+from exporter.model import custom_ops, mixture_of_experts, tensors, widening
 from exporter.model.tensors import Tensors
 
 Made = TypeVar("Made")
@@ -126,38 +126,44 @@ def _attempted(module: torch.nn.Module, data: Tensors, outputs: Tensors) -> Tens
 
 
 @contextlib.contextmanager
-def _in_float64(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def _in_float64(weights: Sequence[torch.Tensor]) -> Iterator[None]:
     """Hold these tensors in float64 within the context; restore their original storage at its end."""
-    kept = [t.data for t in tensors]
+    kept = [t.data for t in weights]
     default = torch.get_default_dtype()
     try:
-        for tensor in tensors:
-            tensor.data = tensor.data.double()
+        for tensor in weights:
+            tensor.data = tensors.in_float64(tensor.data)
         torch.set_default_dtype(torch.float64)
         yield
     finally:
         torch.set_default_dtype(default)
-        for tensor, data in zip(tensors, kept, strict=True):
+        for tensor, data in zip(weights, kept, strict=True):
             tensor.data = data
 
 
 def in_float64(data: Tensors) -> Tensors:
-    """Return the tensors with floating ones converted to float64."""
-    return tuple(t.double() if t.is_floating_point() else t for t in data)
+    """Return the tensors with floating ones converted to float64, and complex ones to complex128."""
+    return tuple(map(tensors.in_float64, data))
 
 
 def widen(outputs: Tensors, eager: Tensors) -> Tensors:
-    """Return float64 outputs as references: float64 where eager's output is floating, else eager's own output.
+    """Return float64 outputs as references: float64 where eager's output is floating, complex128 where it is complex.
+
+    Other outputs are eager's own.
 
     Elements that overflow in eager's dtype are eager's own: they are limits of a dtype, such as the torch.finfo().max
     of masked boxes. Raises ValueError if the shapes differ.
     """
     if [t.shape for t in outputs] != [t.shape for t in eager]:
         raise ValueError("the outputs in float64 have other shapes")
-    return tuple(_bounded(o, e) if e.is_floating_point() else e for o, e in zip(outputs, eager, strict=True))
+    return tuple(_bounded(o, e) if tensors.is_inexact(e) else e for o, e in zip(outputs, eager, strict=True))
 
 
 def _bounded(output: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+    if eager.is_complex():
+        wide, own = (torch.view_as_real(tensors.in_float64(one).resolve_conj()) for one in (output, eager))
+        beyond = wide.abs() > torch.finfo(eager.dtype).max
+        return torch.view_as_complex(torch.where(beyond & own.isfinite(), own, wide))
     beyond = output.abs() > torch.finfo(eager.dtype).max
     return torch.where(beyond & eager.isfinite(), eager.double(), output.double())
 

@@ -15,7 +15,7 @@ from exporter.core.contract_records import FP32
 from exporter.core.errors import ArtifactError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.model import tensor_files
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, in_float64, is_inexact
 
 SCHEMA = 3  # the schema written
 PICKLED = (1, 2)  # older schemas written by torch.save, which can still be read: without and with sequences
@@ -136,12 +136,14 @@ def samples(golden: Golden) -> tuple[Case, ...]:
 
 
 def noise(cases: Sequence[Case]) -> float | None:
-    """Return the RMSE of eager against the reference over all floating outputs, or None if there are none."""
+    """Return the RMSE of eager against the reference over all floating and complex outputs; None if there are none."""
     total, count = 0.0, 0
     for case in cases:
         for e, r in zip(case.eager, case.reference, strict=True):
-            if e.is_floating_point():
-                difference = (e.double() - r).nan_to_num(0.0, 0.0, 0.0)
+            if is_inexact(e):
+                difference = in_float64(e) - r
+                difference = torch.view_as_real(difference) if difference.is_complex() else difference
+                difference = difference.nan_to_num(0.0, 0.0, 0.0)
                 total += float(difference.square().sum())
                 count += difference.numel()
     return math.sqrt(total / count) if count else None

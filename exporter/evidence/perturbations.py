@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from exporter.core.parity_records import Tolerance
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, in_float64, is_inexact
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -84,10 +84,10 @@ def settled(outputs: Tensors, again: Tensors, tolerance: Tolerance) -> bool:
 
 
 def _close(a: torch.Tensor, b: torch.Tensor, tolerance: Tolerance) -> bool:
-    if not a.is_floating_point():
+    if not is_inexact(a):
         return torch.equal(a, b)
     finite = bool(a.isfinite().all())
-    return finite and torch.allclose(a.double(), b.double(), rtol=tolerance.rtol, atol=tolerance.atol)
+    return finite and torch.allclose(in_float64(a), in_float64(b), rtol=tolerance.rtol, atol=tolerance.atol)
 
 
 def _integral(change: Change, tensor: torch.Tensor) -> torch.Tensor:

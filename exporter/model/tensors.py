@@ -31,6 +31,16 @@ def parts(tensor: torch.Tensor) -> Tensors:
     return (tensor,)
 
 
+def in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a floating tensor in float64, a complex one in complex128, and any other as it is."""
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if is_inexact(tensor) else tensor
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds floating or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def unusual_form(tensor: torch.Tensor) -> str:
     """Return what a tensor is if it is not dense or has no values, and "" otherwise."""
     if tensor.is_meta:

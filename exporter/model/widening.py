@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.core import memory
-from exporter.model.tensors import parts
+from exporter.model.tensors import is_inexact, parts
 
 SMALL = 1 << 20  # bytes; smaller weights are not worth it
 EVERYTHING = 1 << 62
@@ -42,8 +42,8 @@ def allow(size: int) -> None:
 
 
 def floating(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the floating-point parameters and buffers."""
-    return [t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()]
+    """Return the floating-point and complex parameters and buffers."""
+    return [t for t in [*module.parameters(), *module.buffers()] if is_inexact(t)]
 
 
 def fits(module: torch.nn.Module) -> bool:
@@ -52,8 +52,8 @@ def fits(module: torch.nn.Module) -> bool:
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Return the size in bytes of tensors in float64."""
-    return sum(part.numel() * 8 for tensor in tensors for part in parts(tensor))
+    """Return the size in bytes of tensors in float64, or in complex128."""
+    return sum(part.numel() * (16 if part.is_complex() else 8) for tensor in tensors for part in parts(tensor))
 
 
 def allow_all_where_they_fit(module: torch.nn.Module) -> None:
@@ -66,13 +66,14 @@ def allow_all_where_they_fit(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def at_each_use(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Widen a module's large weights at each use within the context; yields the remaining weights.
+    """Widen a module's large weights at each use within the context; yields the remaining weights, and complex ones.
 
     Afterwards the module has its original tensors again. Raises Unable if C++ code refers to a tensor, or if an
     operation wrote to one.
     """
     tensors = floating(module)
-    large = [t for t in tensors if t.layout is torch.strided and t.untyped_storage().nbytes() >= SMALL]
+    dense = [t for t in tensors if t.layout is torch.strided and t.is_floating_point()]
+    large = [t for t in dense if t.untyped_storage().nbytes() >= SMALL]
     others = [t for t in tensors if not any(t is one for one in large)]
     room = _Room(_allowed.left - _bytes(others))
     swapped: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -60,6 +60,23 @@ def test_a_model_that_casts_has_references_in_float64(cast: Cast, exact: Cast) -
     torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=1e-12)
 
 
+def test_casts_to_complex_numbers_are_widened_too() -> None:
+    class Complex(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4, dtype=torch.complex64)
+
+        def forward(self, x: torch.Tensor) -> Tensors:
+            return (self.layer(x.to(torch.complex64)),)
+
+    module, x = Complex().eval(), torch.randn(3, 8)
+    (found,), kind = eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")], "cpu")
+    weight, bias = (one.to(torch.complex128) for one in module.layer.parameters())
+    assert kind == "float64"
+    assert casts.are_changed(module)
+    torch.testing.assert_close(found[0], x.to(torch.complex128) @ weight.T + bias, rtol=1e-12, atol=1e-12)
+
+
 def test_outputs_of_other_dtypes_do_not_matter() -> None:
     class Several(Casting):
         def forward(self, x: torch.Tensor) -> Tensors:

@@ -95,6 +95,56 @@ def test_a_model_that_does_not_run_in_float64_is_its_own_reference() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+class Spectral(torch.nn.Module):
+    """Multiplies Fourier coefficients by complex weights, as a Fourier neural operator does."""
+
+    phase: torch.Tensor
+
+    def __init__(self, where: Callable[[torch.Tensor], torch.Tensor] = torch.fft.irfft) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.rand(3, 3, dtype=torch.complex64))
+        self.register_buffer("phase", torch.rand(3, dtype=torch.complex64))
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.where(torch.fft.rfft(x) @ self.weight * self.phase)
+
+
+def test_complex_weights_and_outputs_have_references_in_float64() -> None:
+    for where, dtype in ((torch.fft.irfft, torch.float64), (torch.conj, torch.complex128)):
+        model = Spectral(where)
+        made, findings = make(model)
+        assert findings.reference == "float64"
+        assert findings.eager_rmse is not None
+        assert 0 < findings.eager_rmse < 1e-6
+        assert tuple(map(str, findings.cases)) == ("batch=2", "batch=2 seed 1", "batch=3", *VALUES)
+        case = made.cases[2]
+        assert case.reference[0].dtype == dtype
+        wide = torch.fft.rfft(case.inputs[0].double()) @ model.weight.to(torch.complex128)
+        torch.testing.assert_close(case.reference[0], where(wide * model.phase), rtol=1e-12, atol=1e-12)
+        assert (model.weight.dtype, model.phase.dtype) == (torch.complex64, torch.complex64)
+
+
+def test_complex_inputs_are_widened_too() -> None:
+    model, data = torch.nn.Linear(4, 3, dtype=torch.complex64), (torch.randn(2, 4, dtype=torch.complex64),)
+    module = FlatModule(model, flatten_inputs(model, data)).eval()
+    outputs = eager.run(module, data, "cpu")
+    (found,), kind = eager.references(module, [data], [outputs], "cpu")
+    assert kind == "float64"
+    exact = data[0].to(torch.complex128) @ model.weight.to(torch.complex128).T + model.bias.to(torch.complex128)
+    torch.testing.assert_close(found[0], exact, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(found[0], outputs[0].to(torch.complex128))
+
+
+def test_a_complex_number_beyond_its_dtype_is_eagers_own() -> None:
+    most = torch.finfo(torch.float32).max
+    own = torch.tensor([complex(most, 1), complex(1, 2), complex(float("inf"), 1)])
+    wide = torch.tensor([complex(1e300, 3), complex(4, 5), complex(1e300, 6)], dtype=torch.complex128)
+    (found,) = eager.widen((wide,), (own,))
+    assert found.tolist() == [complex(most, 3), complex(4, 5), complex(1e300, 6)]
+
+
 class FailsAtZeros(torch.nn.Module):
     """Fails at zeros in float64 alone."""
 

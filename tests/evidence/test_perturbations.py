@@ -78,6 +78,14 @@ class Steps(torch.nn.Module):
         return x.sign()
 
 
+def test_complex_outputs_are_settled_within_the_tolerance() -> None:
+    tolerance, values = Tolerance(1e-4, 1e-5, 2.0), torch.tensor([1 + 1j, 100 - 3j])
+    assert perturbations.settled((values,), ((values * (1 + 1e-5)).to(torch.complex128),), tolerance)
+    assert not perturbations.settled((values,), (values * (1 + 1e-3),), tolerance)
+    assert not perturbations.settled((values,), (values.conj(),), tolerance)
+    assert not perturbations.settled((values * float("nan"),), (values * float("nan"),), tolerance)
+
+
 def test_the_golden_keeps_only_settled_values() -> None:
     def make(module: torch.nn.Module) -> tuple[str, ...]:
         plan = make_golden.Plan([({"batch": 2}, 0), ({"batch": 3}, 0)], {"batch": Range(1, 4)})

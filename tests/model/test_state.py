@@ -444,6 +444,33 @@ def test_state_that_shares_memory_is_refused(first: int, last: int) -> None:
         found(recipe)
 
 
+def test_complex_state_is_wide_in_the_reference() -> None:
+    class Rotating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Parameter(torch.polar(torch.ones(3), torch.tensor([0.1, 0.2, 0.3])))
+            self.register_buffer("z", torch.zeros(3, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.z.copy_(self.z * self.turn + x)
+            return self.z + 0
+
+    class recipe(stateful._Recipe):
+        model = Rotating
+        inputs = staticmethod(lambda: torch.randn(3))
+
+    model, example, held, kept = found(recipe)
+    assert kept is not None
+    calls = Calls(StatefulModule(model, example, kept).eval(), held, outside=False)
+    given = [(recipe.inputs(),) for _ in range(8)]
+    ((*_, (last,)),), wide = calls.references([given], [calls.run(given, "cpu")])
+    exact, turn = torch.zeros(3, dtype=torch.complex128), model.turn.to(torch.complex128)
+    for (x,) in given:
+        exact = exact * turn + x
+    assert wide
+    torch.testing.assert_close(last, exact, rtol=1e-12, atol=1e-12)
+
+
 def test_a_sparse_tensor_cannot_be_state() -> None:
     class Fading(nn.Module):
         def __init__(self) -> None:

@@ -202,6 +202,28 @@ def test_eager_is_the_reference_if_memory_is_short(monkeypatch: pytest.MonkeyPat
     assert kind == "eager"
 
 
+def test_complex_weights_are_held_in_complex128() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.phase = nn.Linear(512, 1024), nn.Parameter(torch.rand(512, 513, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> Tensors:
+            return (torch.fft.irfft(self.phase @ torch.fft.rfft(self.layer(x)).mT),)
+
+    module, data = module_of(Spectral), numbers(5, 512)
+    assert widening._bytes([module.phase]) == 16 * 512 * 513
+    whole, kind = reference(module, data)
+    assert kind == "float64"
+    widening.allow(0)
+    with widening.at_each_use(module) as others:
+        assert any(one is module.phase for one in others)
+        assert not any(one is module.layer.weight for one in others)
+    again, kind = reference(module, data)
+    assert kind == "float64"
+    assert torch.equal(again[0][0], whole[0][0])
+
+
 def test_it_works_after_torch_export() -> None:
     """torch.export leaves weak references to weights behind."""
     module, data = module_of(Functional), numbers(5, 16)

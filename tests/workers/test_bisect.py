@@ -101,6 +101,22 @@ def test_the_reference_is_computed_in_float64() -> None:
     torch.testing.assert_close(exact, model.double()(*(one.double() for one in inputs)), rtol=1e-14, atol=1e-14)
 
 
+def test_complex_numbers_of_the_reference_are_wide_too() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, 4, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x).to(torch.complex64) @ self.weight)
+
+    model, x = Spectral(), torch.randn(3, 6)
+    graph = graph_of(model, x)
+    (exact,) = arithmetic.reference(graph.until(graph.cuts[-1]), (x,))
+    wanted = torch.fft.irfft(torch.fft.rfft(x.double()) @ model.weight.to(torch.complex128))
+    torch.testing.assert_close(exact, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_errors_are_multiples_of_eagers_own() -> None:
     exact = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     own = exact.float() + 1e-6

@@ -48,6 +48,8 @@ class Form:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy in this form."""
         dtype = self.dtype if tensor.is_floating_point() else None
+        if self.dtype is torch.float64 and tensor.is_complex():
+            dtype = torch.complex128
         return tensor.to(device=self.device, dtype=dtype, copy=True)
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, in_float64
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 QUANTIZED = tuple(getattr(torch.ops.aten, name).default for name in ("linear", "conv1d", "conv2d", "conv3d"))
@@ -26,9 +26,14 @@ def eager(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Tensors:
 
 
 def doubled(value: Any) -> Any:
-    """Return a floating tensor in float64, and float64 for a lower floating dtype; anything else as it is."""
+    """Return a floating tensor in float64, and float64 for a lower floating dtype; anything else as it is.
+
+    Complex ones become complex128.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().double() if value.dtype in FLOATING else value
+        return in_float64(value.detach()) if value.dtype in (*FLOATING, torch.complex64) else value
+    if value is torch.complex64:
+        return torch.complex128
     return torch.float64 if isinstance(value, torch.dtype) and value in FLOATING else value
 
 
