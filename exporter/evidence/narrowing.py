@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,11 @@ def find(
         return []  # either wrong everywhere, which the golden will show, or not repeatable
     found = [*_steps(captured, graph, trial, contract), *_bounds(captured, graph, trial, contract)]
     found += _conditions(captured, graph, trial, narrow(contract, (one for one in found if one.of == "graph")), holds)
+    alone = narrow(contract, (one for one in found if one.of == "graph"))
+    joint = _jointly(captured, graph, trial, alone, holds)
+    place = next(filter(None, (_place(captured, one.symbol, contract) for one in joint)), "")
+    joint = [replace(one, place=place) for one in joint]
+    found = [one for one in found if not any(_replaces(other, one) for other in joint)] + joint
     return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")))]
 
 
@@ -112,6 +117,38 @@ def _conditions(
             found = guards.around(holds, name, trial.base, bounds)
             if len(found.sizes) > 1:  # otherwise the size is fixed, which the golden shows
                 yield Narrowing(name, found, captured.place(name, wrong[0], 1))
+
+
+def _jointly(
+    captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: Contract, holds: guards.Holds
+) -> list[Narrowing]:
+    """Return narrower ranges for sizes that depend on each other, such as `width <= height`, if the graph is wrong at
+    sizes that do not hold together.
+    """
+    if not holds(trial.base):
+        return []
+    found = guards.clashes(holds, trial.base, contract.symbols)
+    wrong = [sizes for sizes in found if not trial.right(graph, sizes)]
+    if not wrong:
+        return []
+    involved = {name: r for name, r in contract.symbols.items() if any(one[name] != trial.base[name] for one in wrong)}
+    together = guards.jointly(holds, trial.base, involved)
+    return [
+        Narrowing(name, together[name])
+        for name, promised in contract.symbols.items()
+        if name in together and together[name] != promised
+    ]
+
+
+def _place(captured: Captured, name: str, contract: Contract) -> str:
+    """Return the line of a condition that an end of this symbol's range breaks; "" if there is none."""
+    sizes = contract.symbols[name].sizes
+    return captured.place(name, sizes[0], 1) or captured.place(name, sizes[-1], 1)
+
+
+def _replaces(joint: Narrowing, other: Narrowing) -> bool:
+    same = (joint.symbol, joint.of, joint.bounds.multiple_of) == (other.symbol, other.of, other.bounds.multiple_of)
+    return same and other.bounds.covers(joint.bounds)
 
 
 def _guards(captured: Captured, trial: _Trial, contract: Contract) -> Iterator[Narrowing]:

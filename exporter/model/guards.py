@@ -5,10 +5,11 @@ A golden has few sizes. A graph that assumes `length % 7 != 0` is right at most 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ MOST = 1000  # sizes of one symbol to evaluate; a larger range is evaluated at e
 COMBINED = 500  # combinations of sizes to evaluate
 FAR = 16  # how many times more elements than the example a case may have
 CASES = 2  # cases per symbol, and of combinations
+CLASHES = 4  # combinations to try
+ORDERS = 24  # of symbols that depend on each other
 
 
 def conditions(program: torch.export.ExportedProgram, contract: Contract) -> Holds:
@@ -92,14 +95,59 @@ def _violations(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list
     if not symbols:
         return []
     alone = {name: list(broken(holds, name, base, bounds)) for name, bounds in symbols.items()}
+    found = [{**base, name: size} for name, wrong in alone.items() for size in wrong[:CASES]]
+    return found + _together(holds, base, symbols)[:CASES]
+
+
+def _together(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
+    """Return combinations of sizes at which the graph does not hold although it holds for each alone, nearest first."""
     drawn = random.Random(0)
     sizes = {name: bounds.sizes for name, bounds in symbols.items()}
     ends = itertools.product(*({one[0], one[-1]} for one in sizes.values())) if len(sizes) < 8 else ()
     chosen = [*ends, *(tuple(drawn.choice(one) for one in sizes.values()) for _ in range(COMBINED))]
     combined = [{**base, **dict(zip(sizes, one, strict=True))} for one in chosen]
     others = [one for one in combined if not holds(one) and all(holds({**base, n: one[n]}) for n in sizes)]
-    found = [{**base, name: size} for name, wrong in alone.items() for size in wrong[:CASES]]
-    return found + sorted(others, key=lambda one: _distance(one, base))[:CASES]
+    return sorted(others, key=lambda one: _distance(one, base))
+
+
+def clashes(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
+    """Return the nearest combinations that break a condition on several sizes, with the other sizes as in the example.
+
+    Sizes at which a call costs far more than at the example's are left out.
+    """
+    found: list[Sizes] = []
+    for sizes in _together(holds, base, symbols) if symbols else ():
+        bare = {**base, **{name: sizes[name] for name in symbols if holds({**sizes, name: base[name]})}}
+        chosen = sizes if holds(bare) else bare
+        if chosen not in found and _growth(chosen, base) <= FAR:
+            found.append(chosen)
+    return found[:CLASHES]
+
+
+def jointly(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str, Range]:
+    """Return ranges with the most combinations of sizes of these symbols, in all of which the graph holds.
+
+    There are none if that leaves one size of a symbol. Each symbol in turn gets the range that holds with the ends of
+    those before it; the best order counts.
+    """
+    best: dict[str, Range] = {}
+    for order in itertools.islice(itertools.permutations(symbols), ORDERS):
+        found: dict[str, Range] = {}
+        for name in order:
+            ends = itertools.product(*({one.sizes[0], one.sizes[-1]} for one in found.values()))
+            corners = [dict(zip(found, sizes, strict=True)) for sizes in ends]
+            found[name] = around(functools.partial(_holds_at, holds, corners), name, base, symbols[name])
+        whole = all(len(one.sizes) > 1 for one in found.values()) and not _together(holds, base, found)
+        best = found if whole and _combinations(found) > _combinations(best) else best
+    return best
+
+
+def _holds_at(holds: Holds, corners: Sequence[Sizes], sizes: Sizes) -> bool:
+    return all(holds(sizes | one) for one in corners)
+
+
+def _combinations(ranges: Mapping[str, Range]) -> int:
+    return math.prod(len(one.sizes) for one in ranges.values()) if ranges else 0
 
 
 def broken(holds: Holds, name: str, base: Sizes, bounds: Range) -> Iterator[int]:

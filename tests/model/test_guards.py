@@ -51,6 +51,28 @@ def test_the_range_with_the_most_sizes_around_the_example() -> None:
     assert around(1, Range(1, 9), 2) == Range(1, 1)
 
 
+def test_sizes_that_depend_on_each_other_get_the_largest_ranges_that_hold_together() -> None:
+    def wide(sizes: Sizes) -> bool:
+        return sizes["w"] <= sizes["h"]
+
+    base, promised = {"h": 48, "w": 40, "n": 2}, {"h": Range(40, 100), "w": Range(16, 48), "n": Range(1, 8)}
+    found = guards.clashes(wide, base, promised)
+    assert len(found) == guards.CLASHES
+    assert all(one["h"] < one["w"] and one["n"] == 2 for one in found)
+    both = {name: promised[name] for name in ("h", "w")}
+    assert guards.jointly(wide, base, both) == {"h": Range(48, 100), "w": Range(16, 48)}
+    assert guards.clashes(lambda sizes: True, base, promised) == []
+    assert guards.clashes(wide, base, {}) == []
+
+    def even(sizes: Sizes) -> bool:
+        return (sizes["h"] + sizes["w"]) % 2 == 0
+
+    assert guards.jointly(even, base, both) == {
+        "h": Range(40, 100, multiple_of=2), "w": Range(16, 48, multiple_of=2)
+    }  # fmt: skip
+    assert guards.jointly(lambda sizes: sizes["h"] - sizes["w"] == 8, base, both) == {}  # one size each
+
+
 def test_conditions_of_a_program() -> None:
     class Even(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

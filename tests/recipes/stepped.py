@@ -109,6 +109,13 @@ class Taller(nn.Module):
         return x * 2 if x.shape[2] <= 2 * x.shape[3] else -x
 
 
+class Wider(nn.Module):
+    """Computes something else for images that are wider than high."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[1] <= x.shape[0] else -x
+
+
 class Halves(nn.Module):
     """Runs two batches as one; torch.export excludes a batch of 1, without need."""
 
