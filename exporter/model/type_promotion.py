@@ -18,6 +18,8 @@ from torch import fx
 ELEMENTWISE = frozenset((
     torch.ops.aten.clamp.default,
     torch.ops.aten.floor_divide.default,
+    torch.ops.aten.__lshift__.Tensor,
+    torch.ops.aten.__rshift__.Tensor,
     torch.ops.aten.rsub.Scalar,
 ))  # fmt: skip
 COMPARISONS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("lt", "le", "gt", "ge", "eq", "ne"))

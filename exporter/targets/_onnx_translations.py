@@ -13,6 +13,7 @@ def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
     from exporter.targets import (
         _onnx_attention,
+        _onnx_bits,
         _onnx_cumulative,
         _onnx_elementwise,
         _onnx_numbers,
@@ -20,7 +21,15 @@ def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
         _onnx_resizing,
     )
 
-    others = (_onnx_attention, _onnx_cumulative, _onnx_elementwise, _onnx_numbers, _onnx_pooling, _onnx_resizing)
+    others = (
+        _onnx_attention,
+        _onnx_bits,
+        _onnx_cumulative,
+        _onnx_elementwise,
+        _onnx_numbers,
+        _onnx_pooling,
+        _onnx_resizing,
+    )
     found = dict(itertools.chain(_table().items(), *(other.table().items() for other in others)))
     if opset is not None and opset >= _onnx_attention.ATTENTION_OPSET:
         return {operator: found[operator] for operator in found if operator not in _onnx_attention.table()}
