@@ -188,7 +188,7 @@ def _why(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return re.sub(r" at 0x[0-9a-f]+", "", lines[0])[:200] if lines else type(error).__name__
+    return re.sub(r" at 0x[0-9a-f]+", "", lines[0])[:200].removesuffix(":") if lines else type(error).__name__
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -64,6 +64,13 @@ class Narrow(torch.nn.Module):
         return x * 2 if x.shape[0] < 5 else x * 3  # condition
 
 
+class Doubles(torch.nn.Module):
+    """One operation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+
 class Breaks(torch.nn.Module):
     """Breaks the graph on purpose."""
 
@@ -79,7 +86,12 @@ def inputs(batch: int = 1) -> dict[str, torch.Tensor]:
 
 asserts, mixed, stars, eigenvalues, custom, narrow, breaks = Asserts, Mixed, Stars, Eigenvalues, Custom, Narrow, Breaks
 distances, distances_inputs = Distances, inputs
+doubles = Doubles
 asserts_inputs = mixed_inputs = eigenvalues_inputs = custom_inputs = narrow_inputs = breaks_inputs = inputs
+
+
+def doubles_inputs() -> dict[str, torch.Tensor]:
+    return inputs()
 
 
 def stars_inputs(batch: int = 1) -> tuple[torch.Tensor]:

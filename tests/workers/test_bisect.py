@@ -25,7 +25,7 @@ from exporter.evidence import golden as goldens
 from exporter.model import tensor_files
 from exporter.report import bisection
 from exporter.runs import bisect_variant
-from exporter.workers.bisect import Bisection, Node, arithmetic, fixing, repro, search, verdicts
+from exporter.workers.bisect import Bisection, Node, arithmetic, child, fixing, repro, search, verdicts
 from exporter.workers.bisect.graphs import Graph
 
 
@@ -466,6 +466,13 @@ def test_the_command_blames_nothing_that_is_right(cli: Cli, bundle: Path) -> Non
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert (found["verdict"], found["passes"], found["nodes"], found["builds"]) == ("rounding", True, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(None, "no more than"), (0.0, "no more than"), (1.004, "equal to"), (2.5, "2.5 times")]
+)
+def test_an_error_is_compared_with_eagers(ratio: float | None, said: str) -> None:
+    assert child.beside(ratio) == said
 
 
 def test_a_model_that_takes_its_state_as_inputs_is_not_blamed(inquire: Any) -> None:

@@ -131,8 +131,16 @@ def test_a_model_that_cannot_be_scripted(say: Say) -> None:
 def test_a_model_that_computes_gradients(say: Say) -> None:
     with pytest.raises(RuntimeError, match="forward computes gradients"):
         say("trace", "gradients:counting")
-    assert any("compilations over" in finding.text for finding in say("compile", "gradients:counting"))
+    assert any("compilation" in finding.text for finding in say("compile", "gradients:counting"))
     assert bad(say("export", "gradients:counting")) == []
+
+
+def test_counts_of_one_are_in_the_singular(say: Say) -> None:
+    compiled, total = say("compile", "explained:doubles")
+    assert compiled.text == "one graph of 1 operation, without breaks"
+    assert total.text == "1 compilation over 1 size"
+    (translated,) = say("onnx", "explained:doubles")
+    assert translated.text.startswith("the only operator has a translation")
 
 
 def test_graph_breaks_have_lines(say: Say) -> None:

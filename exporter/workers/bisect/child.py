@@ -224,8 +224,8 @@ class _Inquiry:
     def _no_failure(self) -> Bisection:
         precision = self.job.options.precision
         if precision == "fp32":
-            times = f"{self.ratio:.2g} times" if self.ratio else "no more than"
-            found = self._found("rounding", f"the variant passes; its error is {times} eager's own rounding")
+            said = f"the variant passes; its error is {beside(self.ratio)} eager's own rounding"
+            found = self._found("rounding", said)
         else:
             found = self._reduced(f"the variant passes in {precision}")
         return replace(found, passes=True)
@@ -454,6 +454,12 @@ class _Inquiry:
     def _inputs_of(self, taken: tuple[fx.Node, ...]) -> Tensors:
         """Return eager's values of these nodes."""
         return arithmetic.values(self.graph.module, taken, self._placed())
+
+
+def beside(ratio: float | None) -> str:
+    """Return how an error that is `ratio` times another compares with it."""
+    times = f"{ratio or 0:.2g}"
+    return {"0": "no more than", "1": "equal to"}.get(times, f"{times} times")
 
 
 def _failing(error: Exception) -> Run:

@@ -52,6 +52,11 @@ class Explanation:
     schema: int = SCHEMA
 
 
+def counted(count: int, noun: str) -> str:
+    """Return the number and the noun, in the plural unless it is one."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def failure(error: BaseException, target: str = "", message: str = "") -> Finding:
     """Return a finding with the cause, place and remedy of an error. `message` replaces the error's own text."""
     message, remedy = message or str(error), getattr(error, "remedy", "")

@@ -14,7 +14,7 @@ from torch._dynamo import utils
 
 from exporter.core import probing, source_lines
 from exporter.model import differentiation
-from exporter.workers.explain import Finding
+from exporter.workers.explain import Finding, counted
 from exporter.workers.explain.subject import Subject
 
 LIMIT = 64  # limit of compilations of one function; torch's default is 8
@@ -31,9 +31,9 @@ def _breaks(subject: Subject) -> list[Finding]:
     args, kwargs = subject.call(subject.example)
     found = _run(subject, lambda: torch._dynamo.explain(subject.model)(*args, **kwargs))
     if not found.graph_break_count:
-        return [Finding("ok", f"one graph of {found.op_count} operations, without breaks")]
+        return [Finding("ok", f"one graph of {counted(found.op_count, 'operation')}, without breaks")]
     breaks = {(_first_line(reason.reason), _place(reason.user_stack)): None for reason in found.break_reasons}
-    total = f"the model is split into {found.graph_count} graphs with {found.op_count} operations"
+    total = f"the model is split into {found.graph_count} graphs with {counted(found.op_count, 'operation')}"
     return [Finding("note", total), *(Finding("bad", f"graph break: {text}", place) for text, place in breaks)]
 
 
@@ -56,8 +56,8 @@ def _recompilations(subject: Subject) -> list[Finding]:
                 )
     torch._dynamo.reset()
     again = list(found.values())
-    total = Finding("ok", f"{compilations} compilations over {len(sizes)} sizes")
-    left = [Finding("note", f"and {len(again) - SHOWN} more recompilations")] if len(again) > SHOWN else []
+    total = Finding("ok", f"{counted(compilations, 'compilation')} over {counted(len(sizes), 'size')}")
+    left = [Finding("note", f"and {counted(len(again) - SHOWN, 'more recompilation')}")] if len(again) > SHOWN else []
     return [total, *again[:SHOWN], *left]
 
 

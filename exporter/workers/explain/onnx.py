@@ -80,8 +80,9 @@ def _by_dynamo(subject: Subject) -> list[Finding]:
     if findings:
         return list(findings.values())
     kinds = len({str(node.target) for node in calls})
+    said = f"all {kinds} operators have" if kinds > 1 else "the only operator has" if kinds else "no operator needs"
     opset = registry.opset_version
-    return [Finding("ok", f"all {kinds} operators have a translation (torch's registry of opset {opset})")]
+    return [Finding("ok", f"{said} a translation (torch's registry of opset {opset})")]
 
 
 def _calls(module: fx.GraphModule) -> list[fx.Node]:
