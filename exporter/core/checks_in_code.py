@@ -49,11 +49,17 @@ class Check:
 class _Code:
     checks: tuple[Check, ...] = ()
     caught: tuple[range, ...] = ()  # lines whose exceptions the code may catch
+    repeating: tuple[range, ...] = ()  # lines of the conditions of while loops
 
 
 def at(file: str, line: int) -> Check | None:
     """Return the first check whose condition includes this line; None if there is none or the file has no source."""
     return next((one for one in _read(file).checks if one.condition[0] <= line <= one.condition[1]), None)
+
+
+def repeats(file: str, line: int) -> bool:
+    """Return whether the condition of a while loop includes this line."""
+    return any(line in lines for lines in _read(file).repeating)
 
 
 def asked(frames: Sequence[FrameType], inside: bool = False) -> Check | None:
@@ -96,7 +102,13 @@ def _read(file: str) -> _Code:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
         return _Code()
-    return _Code(tuple(_found(tree)), tuple(_caught(tree)))
+    return _Code(tuple(_found(tree)), tuple(_caught(tree)), tuple(_repeating(tree)))
+
+
+def _repeating(tree: ast.AST) -> Iterator[range]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.While):
+            yield range(node.test.lineno, (node.test.end_lineno or 0) + 1)
 
 
 def _caught(tree: ast.AST) -> Iterator[range]:

@@ -86,7 +86,7 @@ def message(error: BaseException) -> str:
     text = _QUOTED.sub("", text.split("\n\n")[0])
     if compiler and "C++ compile error" in text:
         text = f"{text}: {compiler[1]}"
-    return _ADDRESS.sub("", printable(" ".join(text.split())))[:MESSAGE]
+    return _ADDRESS.sub("", printable(" ".join(text.split())))[:MESSAGE].removesuffix(":")
 
 
 def portable(trace: str) -> str:
@@ -140,9 +140,7 @@ def own(error: BaseException) -> str:
     if isinstance(error, beyond) and not isinstance(error, (RecursionError, NotImplementedError)):
         return ""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _HELPERS.search(f.filename)]
-    if not frames or not _is_ours(frames[-1].filename):
-        return ""
-    if _for_the_model(frames[-1].filename):
+    if not frames or not _is_ours(frames[-1].filename) or _for_the_model(frames[-1].filename):
         return ""
     file = Path(frames[-1].filename).relative_to(Path(__file__).parents[2])
     return f"{OWN} ({file}:{frames[-1].lineno}): {named(error)}"
@@ -182,7 +180,7 @@ def place_of(error: BaseException) -> str:
     It is taken from the message if that names a line, as those of TorchScript and torch.compile do; else from the last
     frame outside torch and exporter that exporter called; else from the torch.fx node that failed.
     """
-    for one in reversed(list(_chain(error))):
+    for one in reversed(list(chain(error))):
         if where := place(str(one)) or _last_frame(one) or _place_of_node(one):
             return where
     return ""
@@ -190,12 +188,14 @@ def place_of(error: BaseException) -> str:
 
 def check_of(error: BaseException) -> str:
     """Return the kind of the check in the model that caused the error; "" if none did."""
-    for one in reversed(list(_chain(error))):
-        frames = _called(one)
-        if frames:
-            check = checks_in_code.at(frames[-1].filename, frames[-1].lineno or 0)
-            return check.kind if check else ""
-    return ""
+    frames = frames_of(error)
+    check = checks_in_code.at(frames[-1].filename, frames[-1].lineno or 0) if frames else None
+    return check.kind if check else ""
+
+
+def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames in the model that an error, or else what it follows from, passed through."""
+    return next((frames for one in reversed(list(chain(error))) if (frames := _called(one))), [])
 
 
 def here(within: str = "") -> str:
@@ -229,7 +229,7 @@ def frame_here(within: str = "") -> FrameType | None:
     return layer
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error, its `__cause__`, and so on."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -5,6 +5,7 @@ This file is long because each pattern is tried in a fixed order, and the order 
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,13 +55,14 @@ class Known:
     """What is known about an artifact before it fails: warnings and limits from its export, and whether eager repeats.
 
     `unsteady` is why eager is not repeatable. A `quantized` artifact is less accurate at some values than at others,
-    which is not evidence of a branch.
+    which is not evidence of a branch. `example` is the sizes that it was exported with, if they are known.
     """
 
     warnings: tuple[Warned, ...] = ()
     limits: tuple[SizeLimit, ...] = ()
     unsteady: str = ""
     quantized: bool = False
+    example: Sizes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def _is_eagers_nan(case: CheckedCase) -> bool:
 
 
 def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diagnosis:
+    if any(case.fails and case.case.sizes == known.example for case in cases):  # where a fixed size is right
+        known = replace(known, limits=tuple(one for one in known.limits if one.rule != "fixed"))
     if known.unsteady:
         return Diagnosis(f"{UNSTEADY}: {known.unsteady}; {reason}", "unsteady", {"why": known.unsteady})
     if any(one["verdict"] == "FAIL" and one.get("cause") == ROUNDING for one in worst.outputs):
@@ -291,7 +295,9 @@ def _asked(reason: str, sizes: Sizes, known: Known) -> Diagnosis:
 def _of_limit(limit: SizeLimit) -> tuple[str, dict[str, str]]:
     """Return the cause for a fixed size, with its words."""
     if limit.follows:
-        return "size-baked", {"what": limit.of, "size": limit.to}
+        file, _, line = limit.place.rpartition(":")
+        inverts = line.isdecimal() and "istft(" in linecache.getline(file, int(line))
+        return "length-of-istft" if inverts else "size-baked", {"what": limit.of, "size": limit.to}
     return "dimension-baked", {"dim": limit.of, "size": limit.to}
 
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from exporter.core import causes_in_traces, source_lines
 from exporter.core import contract as contracts
-from exporter.core import source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
@@ -343,8 +343,8 @@ def _export_somehow(
             check = source_lines.check_of(error) if "data-dependent" in str(error) else ""
             said = f"torch.export: {check} on the values of tensors" if check else "torch.export"
             text = _with_writes(source_lines.blamed(said, error), module)
-            blame = source_lines.blame(error) or (Blame("check-on-values", {"what": check}) if check else None)
-            raise ExportError(text, blame=blame) from error
+            shown = Blame("check-on-values", {"what": check}) if check else causes_in_traces.blame(error)
+            raise ExportError(text, blame=source_lines.blame(error) or shown) from error
         violated = error
     found.relaxed = True
     asked = fixed_dims.rules(str(violated))

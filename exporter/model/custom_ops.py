@@ -28,6 +28,10 @@ OWN = frozenset((
 # File of the library within the package named like the namespace: in newer releases, then in older ones.
 LIBRARIES = {"torchvision": ("_C_stable.so", "_C.so")}
 
+REMEDY = (
+    "give the library that registers them: --ops-lib FILE, in Python torch.ops.load_library(FILE); operators defined "
+    "in Python (torch.library.custom_op) have no library: let the model call their functions as plain Python"
+)
 GIVE = "give the library that registers the operator, --ops-lib FILE, or import its package in the recipe"
 
 
@@ -102,8 +106,8 @@ def require(namespaces: Iterable[str]) -> None:
         if file is None:
             raise ArtifactError(
                 f"the artifact calls operators of {namespace}, which are not registered here",
-                "give the library that registers them: --ops-lib FILE, in Python torch.ops.load_library(FILE)",
-                Blame("custom-operator-not-registered", {"op": namespace}),
+                REMEDY,
+                Blame("custom-operator-not-registered", {"op": f"of {namespace}"}),
             )
         load(file)
 

@@ -117,7 +117,9 @@ def _judged(
     summary = replace(parity.summarize(answers), refused=len(answer) - len(cases), unpropagated=lost)
     if summary.verdict != "FAIL":
         return replace(found, parity=summary, status="passed", stage="done")
-    known = diagnosis.Known(record.warnings, record.limits, golden.unsteady if golden else "", record.quantized)
+    known = diagnosis.Known(record.warnings, record.limits, quantized=record.quantized)
+    if golden:
+        known = replace(known, unsteady=golden.unsteady, example=golden.cases[0].sizes if golden.cases else {})
     why = diagnosis.Diagnosis(summary.reason)
     if cases:
         why = diagnosis.explain(summary.reason, cases, cases[parity.worst(answers)], known)

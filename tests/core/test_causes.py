@@ -175,6 +175,29 @@ class Lengths(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]  # here
 
 
+class Decodes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = 0
+        while not (x > 9).all() and steps < 5:  # here
+            x, steps = x + 1, steps + 1
+        return x
+
+
+class Copies(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        copied: nn.Linear = copy.deepcopy(self.linear)  # here
+        return copied(x)  # type: ignore[no-any-return]
+
+
+class Jacobians(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(torch.func.jacrev(torch.tanh))(x)  # here
+
+
 class Keys(nn.Module):
     """A mask by length."""
 
@@ -453,7 +476,9 @@ SPRUNG = [
     Case("check-on-values", "onnx", lambda _: exported(Raises()), True),
     Case("number-from-values", "compile", lambda _: exported(Loop()), True),
     Case("size-from-values", "compile", lambda _: exported(Select()), True),
-    Case("size-from-values", "onnx", lambda _: exported(Lengths(), torch.ones(2, 3, 4), torch.tensor([3, 2])), True),
+    Case("packed-sequence", "onnx", lambda _: exported(Lengths(), torch.ones(2, 3, 4), torch.tensor([3, 2])), True),
+    Case("loop-on-values", "compile", lambda _: exported(Decodes()), True),
+    Case("copied-in-forward", "compile", lambda _: exported(Copies()), True),
     Case("dimension-fixed", "compile", lambda _: constrained(Fixed(), torch.ones(3, 4), batch=(1, 8))),
     Case("dimension-fixed", "onnx", lambda _: constrained(Rows(), torch.ones(2, 4), batch=(1, 8))),
     Case("dimension-narrowed", "onnx", lambda _: constrained(Narrow(), torch.ones(3, 4), batch=(1, 8))),
@@ -463,7 +488,7 @@ SPRUNG = [
     Case("operator-not-in-torchscript", "script", lambda _: bridge.from_exported(exported(CallsCustom())), True),
     Case("custom-operator-onnx", "onnx", lambda folder: to_onnx(CallsCustom(), folder), True),
     Case("custom-operator-onnx", "onnx", lambda _: load_onnx(small_onnx("Strange", "mine"))),
-    Case("operator-not-in-opset", "onnx", lambda folder: to_onnx(Eigenvalues(), folder), True),
+    Case("operator-not-in-onnx", "onnx", lambda folder: to_onnx(Eigenvalues(), folder), True),
     Case("mixed-dtypes-onnx", "onnx", lambda _: translated(Calls(lambda x: x.clamp(50, 8000.0)))),  # PyanNet
     Case("mixed-dtypes-onnx", "onnx", lambda _: translated(Calls(lambda x: 1.0 - (x > 0).long()))),  # XLNet
     Case("python-number-onnx", "onnx", lambda _: translated(Rolls())),
@@ -502,7 +527,13 @@ SPRUNG = [
     Case("variable-arguments", "script", lambda _: torch.jit.script(SpreadsStars()), True),
     Case("autograd-function", "trace", lambda folder: torch.jit.save(traced(CallsTwice()), str(folder / "f.pt")), True),
     Case("vmap", "compile", lambda _: exported(Vmapped()), True),
-    Case("vmap", "trace", lambda _: traced(Calls(lambda x: torch.func.functional_call(nn.Linear(4, 4), {}, x)))),
+    Case("vmap-of-jacobians", "compile", lambda _: exported(Jacobians()), True),
+    Case("view-as-dtype", "trace", lambda _: traced(Calls(lambda x: x.view(torch.int32) + 1))),
+    Case(
+        "functional-call",
+        "trace",
+        lambda _: traced(Calls(lambda x: torch.func.functional_call(nn.Linear(4, 4), {}, x))),
+    ),
     Case("projections-onnx", "onnx", lambda folder: to_onnx(nn.LSTM(4, 6, proj_size=3), folder)),
     Case("syntax", "script", lambda _: torch.jit.script(Tries()), True),
     Case("attribute", "script", lambda _: torch.jit.script(HoldsAnObject()), True),
@@ -581,12 +612,25 @@ RECORDED = [
         "recurrent-on-gpu",
         "InductorError: LoweringException: AttributeError: 'int' object has no attribute 'meta' target: while_loop",
     ),
+    # torch's older exporter.
+    (
+        "operator-not-in-opset",
+        "UnsupportedOperatorError: Exporting the operator 'aten::triu' to ONNX opset version 13 is not supported. "
+        "Support for this operator was added in version 14, try exporting with this version",
+    ),
+    (
+        "operator-not-in-onnx",
+        "UnsupportedOperatorError: Exporting the operator 'aten::gcd' to ONNX opset version 20 is not supported",
+    ),
+    # A model that torchao has quantized; a convolution after a length regulator, slow to reproduce.
+    ("quantized-already", "RuntimeError: Attempted to access the data pointer on an invalid python storage."),
+    ("size-without-producer", "AssertionError: materialize_symints: no producer for u0"),
     # onnxruntime 1.31 with attention in float16 on a CPU.
     ("onnxruntime-crashed", "onnx@fp16 (python) was ended by SIGSEGV"),
     # exporter-run.
     ("custom-operator-not-registered", "trace.pt calls operators of torchvision, which are not registered; load"),
-    # torch 2.11 on CUDA, with an LSTM.
-    ("recurrent-on-gpu", "RuntimeError: cond_fn might be aliasing the input or the output!"),
+    # torch 2.11 on CUDA, with an LSTM, and torch 2.14 with a while_loop whose functions read what it starts from.
+    ("loop-starts-from-its-operand", "RuntimeError: cond_fn might be aliasing the input or the output!"),
     # AOTInductor with PESTO's torch.view_as_complex; slow to reproduce.
     ("complex-view", "RuntimeError: Tensor must have a last dimension with stride 1 (pesto/data.py:65)"),
     # torch.jit.trace of torch.cond; it leaves torch 2.11 in a broken state.
@@ -663,6 +707,7 @@ def test_the_cause_of_a_recorded_text(name: str, text: str) -> None:
 FOUND: dict[str, dict[str, str]] = {
     "dimension-baked": {"dim": "batch", "size": "2"},
     "size-baked": {"what": "32*ceil(s/32)", "size": "224"},
+    "length-of-istft": {"what": "2*s", "size": "224"},
     "number-in-a-trace": {},
     "size-dependent": {},
     "unsteady": {"why": "the model draws random numbers"},
@@ -684,6 +729,23 @@ def test_causes_that_exporter_detects_itself(name: str) -> None:
     assert (cause.name, cause.patterns) == (name, ())
     assert_readable(cause)
     assert all(word in cause.sentence for word in FOUND[name].values())
+
+
+def test_a_later_opset_is_advised_only_where_it_helps() -> None:
+    old = causes.find("Exporting the operator 'aten::triu' to ONNX opset version 13 is not supported. Support for this "
+                      "operator was added in version 14, try exporting with this version", "onnx")  # fmt: skip
+    never = causes.find("No ONNX function found for <OpOverload(op='aten.gcd', overload='default')>.", "onnx")
+    assert old is not None
+    assert never is not None
+    assert "--opset 14" in old.remedy
+    assert "opset" not in never.remedy + never.sentence
+
+
+def test_the_name_of_an_unsupported_construct_has_no_space_before_it() -> None:
+    cause = causes.find("UnsupportedNodeError: import statements aren't supported", "script")
+    assert cause is not None
+    assert "(UnsupportedNodeError" not in cause.sentence
+    assert "(import statements)" in cause.sentence
 
 
 def test_every_cause_has_a_test() -> None:

@@ -222,3 +222,8 @@ def test_stack_traces_without_folders() -> None:
         '  File "net.py", line 4, in forward\n    return x\n  File "exporter/core/source_lines.py", line 1, in f\n'
         '  File "torch/nn/modules/linear.py", line 134, in forward\n'
     )
+
+
+def test_a_message_that_introduces_code_does_not_end_with_its_colon() -> None:
+    error = RuntimeError("import statements aren't supported:\n\n  File 'a.py', line 3\n    import math")
+    assert source_lines.message(error) == "import statements aren't supported"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,23 @@ def test_a_size_that_became_a_constant() -> None:
     assert explain("0.02", case("batch=4", False), known=known).reason == "0.02"
     fixed = explain("0.02", case("s=2000", True), case("s=4096", False), known=known)
     assert fixed.reason == "s is fixed at 2000 by model.py:3"
+
+
+def test_a_fixed_size_is_not_blamed_if_the_example_fails_too() -> None:
+    limit = SizeLimit("Min(4, s//2 + 1)", "fixed", "4", ("s",), "model.py:3")
+    known = Known(limits=(limit,), example={"batch": 1, "s": 8})
+    cases = case("batch=1 s=8", False), case("batch=1 s=3", False)
+    assert explain("0.02", *cases, known=known).reason == "0.02"
+    assert "fixed" in explain("0.02", case("batch=1 s=8", True, 1), cases[1], known=known).reason
+
+
+def test_advice_on_istft_is_given_only_for_istft(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("y = torch.istft(z, 16, length=n)\ny = torch.fft.irfft(z, n=n)\n")
+    limits = (SizeLimit("2*s", "fixed", "16", ("s",), f"{file}:{line}") for line in (1, 2))
+    first, second = (explain("0.02", case("s=9", False), known=Known(limits=(limit,))) for limit in limits)
+    assert (first.cause, second.cause) == ("length-of-istft", "size-baked")
+    assert "istft" not in remedy(second)
 
 
 def test_a_crash_is_blamed_on_a_fixed_dimension() -> None:

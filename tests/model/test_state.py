@@ -514,6 +514,14 @@ def test_state_that_cannot_be_carried_is_refused_by_name_and_line(recipe: Any, s
     assert Path(file).read_text().splitlines()[int(line) - 1].strip() == code
 
 
+def test_rows_that_a_layer_renormalizes_have_a_remedy_that_is_possible() -> None:
+    with pytest.raises(
+        ExportError, match=r"renormalizes \(max_norm\) in each call its parameter table\.weight"
+    ) as raised:
+        found(stateful.renormalizes)
+    assert "max_norm to None" in raised.value.remedy
+
+
 class GrowingCache(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -356,6 +356,16 @@ class changes_a_parameter(_Recipe):
             return x * self.gain
 
 
+class renormalizes(_Recipe):
+    class model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 3, max_norm=0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.table(x.long() % 4) + x[..., None]
+
+
 class answers_its_state(_Recipe):
     """Returns the state itself, which the next call changes in place."""
 

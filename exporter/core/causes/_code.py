@@ -39,11 +39,17 @@ CAUSES = (
     ),
     Cause(
         "recurrent-on-gpu",
-        (r"(?:cond_fn|body_fn) might be aliasing", r"LoweringException.* target: while_loop"),
+        (r"LoweringException.* target: while_loop",),
         "A recurrent layer becomes a loop over a dynamic length, which this torch cannot compile for a GPU",
         "ship trace, script or onnx, which have a kernel for the layer",
     ),
     # Code that a graph cannot represent.
+    Cause(
+        "loop-starts-from-its-operand",
+        (r"(?:cond_fn|body_fn) might be aliasing",),
+        "A while_loop is given a tensor twice: as a value to start from, and as one that its functions also read",
+        "start from a copy: y.clone(); if a recurrent layer makes the loop, ship trace, script or onnx",
+    ),
     Cause(
         "mutated-input",
         (
@@ -124,6 +130,12 @@ CAUSES = (
         "The code converts tensors to NumPy, which a graph cannot follow",
         "use torch's own operations, or wrap this part as an operator: torch.library.custom_op",
         repairable=True,
+    ),
+    Cause(
+        "copied-in-forward",
+        (),
+        "forward copies a module or a tensor with copy.deepcopy, which a graph cannot express",
+        "make the copy in __init__, or use the original; of a tensor, make it with clone()",
     ),
     Cause(
         "unknown-kernel",

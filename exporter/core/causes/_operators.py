@@ -31,6 +31,12 @@ CAUSES = (
         "write it as a plain branch or loop for trace and script; onnx supports torch.cond, scan and while_loop",
     ),
     Cause(
+        "quantized-already",
+        (r"Attempted to access the data pointer on an invalid python storage",),
+        "A weight is a tensor subclass without memory of its own, perhaps because the model is quantized already",
+        "export the float model, and let exporter quantize it: compile@int8w, trace@int8 (see `exporter targets`)",
+    ),
+    Cause(
         "sparse-or-quantized",
         (
             BACKEND + r"(?:Sparse|Quantized|Mkldnn|Nested)\w*)' backend",
@@ -77,11 +83,20 @@ CAUSES = (
     Cause(
         "operator-not-in-opset",
         (
+            r"Exporting the operator '(?P<op>[\w:.]+)' to ONNX opset version \d+ is not supported\. Support for this "
+            r"operator was added in version (?P<opset>\d+)",
+        ),
+        "There is no translation to ONNX for the operator {op} in this opset",
+        "give --opset {opset} or a later one, use other operators, or ship another target",
+    ),
+    Cause(
+        "operator-not-in-onnx",
+        (
             NO_ONNX + r"<OpOverload\(op='(?P<op>[\w.]+)'",
             r"Exporting the operator '(?P<op>[\w:.]+)' to ONNX opset version \d+ is not supported",
         ),
-        "There is no translation to ONNX for the operator {op} in this opset",
-        "try a later --opset, use other operators, or ship another target",
+        "There is no translation to ONNX for the operator {op}",
+        "use other operators, or ship another target",
     ),
     Cause(
         "mixed-dtypes-onnx",
@@ -126,8 +141,9 @@ CAUSES = (
             r"calls operators of (?P<op>\w+), which are not registered",
             r"'_OpNamespace' '(?P<op>\w+)' object has no attribute",
         ),
-        "The custom operator {op} is not registered in the process that calls it",
-        "load the library that registers it: exporter-run --ops-lib FILE in C++, or import its package in Python",
+        "A custom operator ({op}) is not registered in the process that calls it",
+        "load the library that registers it: exporter-run --ops-lib FILE in C++, or import its package in Python; one "
+        "that is defined in Python (torch.library.custom_op) has no library: call its function as plain Python instead",
     ),
     Cause(
         "custom-operator-without-fake-kernel",

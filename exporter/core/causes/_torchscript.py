@@ -44,10 +44,28 @@ CAUSES = (
         (
             r"\bvmap: ",
             r"_functorch/(?:apis|vmap|predispatch)\.py",
-            r"The stateless API can't be used with Jitted modules",
         ),
         "This target does not support this use of torch.vmap or torch.func",
         "write out the batch dimension with broadcasting",
+    ),
+    Cause(
+        "vmap-of-jacobians",
+        (r"'Tensor' object has no attribute 'constant'",),
+        "torch.export does not support Jacobians in reverse mode (jacrev, vjp) inside torch.vmap",
+        "compute those of all rows at once, as those of a sum over the rows: jacrev(lambda x: f(x).sum(0))(x)",
+    ),
+    Cause(
+        "view-as-dtype",
+        (r"We don't have an op for aten::view but it isn't a special case",),
+        "torch.jit.trace cannot record a view of a tensor as another dtype",
+        "ship script, compile or export, or compute the value without it",
+    ),
+    Cause(
+        "functional-call",
+        (r"The stateless API can't be used with Jitted modules",),
+        "torch.jit.trace does not support torch.func.functional_call",
+        "call the function of the layer with these weights (torch.nn.functional.linear(x, weight, bias)), or ship "
+        "script, compile, onnx or export",
     ),
     Cause(
         "computes-gradients",
@@ -75,7 +93,7 @@ CAUSES = (
     Cause(
         "syntax",
         (
-            r"(?P<what>[\w -]+) aren't supported",
+            r"(?P<what>\w[\w -]*) aren't supported",
             r"Don't support (?P<what>\w+)",
             r"second argument must be a (?P<what>string literal)",
             r"(?:Python builtin|built-in) (?P<what><[^>]+>) is currently not supported in Torchscript",

@@ -34,6 +34,13 @@ CAUSES = (
         repairable=True,
     ),
     Cause(
+        "packed-sequence",
+        (),
+        "The sizes of a packed sequence depend on the values of the lengths ({function})",
+        "ship trace or script, or call the layer on the padded tensor and mask its output, which gives the same values "
+        "in a forward direction",
+    ),
+    Cause(
         "check-on-values",
         (),
         "The code has {what} on the values of tensors, which a graph cannot express",
@@ -52,6 +59,17 @@ CAUSES = (
         "write it with torch.cond or torch.where; or ship script, which supports branches if it can compile the code",
         {"script": "write it with torch.cond or torch.where, or in Python that torch.jit.script can compile"},
         repairable=True,
+    ),
+    Cause(
+        "loop-on-values",
+        (),
+        "The condition of a while loop depends on the values of tensors",
+        "ship script, which supports loops if it can compile the code; or repeat it a fixed number of times and keep "
+        "with torch.where what is finished",
+        {
+            "script": "write it in Python that torch.jit.script can compile; or repeat it a fixed number of times and "
+            "keep with torch.where what is finished"
+        },
     ),
     Cause(
         "unsteady",
@@ -94,7 +112,19 @@ CAUSES = (
         "size-baked",
         (),
         "{what} became the number {size}, perhaps because an operator does not accept a dynamic size there",
-        "omit that argument (for length of torch.istft, slice its output instead), or fix the size (--dynamic)",
+        "omit that argument if it has a default, or fix the size (--dynamic)",
+    ),
+    Cause(
+        "length-of-istft",
+        (),
+        "{what} became the number {size}, perhaps because torch.istft does not accept a dynamic length",
+        "slice the output of torch.istft instead of giving it a length, or fix the size (--dynamic)",
+    ),
+    Cause(
+        "size-without-producer",
+        (r"materialize_symints: no producer for",),
+        "Inductor loses a size that depends on values, perhaps of the input of a convolution",
+        "add --fallback aten.convolution, or ship another target",
     ),
     Cause(
         "size-dependent",

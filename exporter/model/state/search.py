@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ NOISE = 1e-6  # relative to the largest value: allowed difference between equal 
 TRIED = (1, 3, CALLS - 1)  # calls before which a value is reset, to see whether they read it
 NEAR, LARGE, CONTRARY = range(3)  # changes of a value
 LONG = 64  # length of a list that grows
+MAX_NORM = "renormalize its rows once in load(), and set the layer's max_norm to None"
 _FIRST_CALL_DIFFERS = "behaves differently in its first call, because of"
 _HOLD_A_BUFFER = (
     "register it as a buffer with the value that the first call begins with; if the first call computes something else "
@@ -97,6 +98,8 @@ class _Search:
             return None
         parameters = [path for path in changed if isinstance(self.held.initial.get(path), torch.nn.Parameter)]
         if parameters:
+            if self._has_norms(parameters):
+                raise self._refused(parameters, "renormalizes (max_norm) in each call its parameter", MAX_NORM)
             raise self._refused(parameters, "changes its parameter", "make it a buffer (register_buffer)")
         fresh = [self._afresh(number) for number in range(CALLS)]
         depends = not all(map(alike, fresh, self.outputs))
@@ -109,6 +112,12 @@ class _Search:
             raise self._refused(changed, "returns different outputs in a second call, and it changes", REMEDY)
         found = self._taken_out(read, [path for path in changed if path not in read])
         return replace(found, doubted=tuple(path for path in read if path not in seen))
+
+    def _has_norms(self, parameters: Iterable[Place]) -> bool:
+        """Return whether the parameters belong to layers that limit the norms of their rows, as Embedding can."""
+        limited = [one for one in self.module.modules() if getattr(one, "max_norm", None) is not None]
+        theirs = {id(own) for one in limited for own in one.parameters(recurse=False)}
+        return all(id(self.held.initial[path]) in theirs for path in parameters)
 
     def _shows_any(self) -> bool:
         """Call the model repeatedly; return whether any call changes or writes anything.
