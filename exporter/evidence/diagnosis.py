@@ -148,10 +148,26 @@ def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Dia
     if not known.quantized:
         values = value_dependence(cases)
         if sizes := size_dependence(cases, 2 if values else 1):
-            return _sizes(sizes, reason, worst, known)
+            return _sizes(sizes, reason, worst, replace(known, limits=_possible(known.limits, worst, cases)))
         if values:
             return _values(values, reason, worst, known)
     return _asked(reason, worst.case.sizes, known)
+
+
+def _possible(limits: Iterable[SizeLimit], worst: CheckedCase, cases: Cases) -> tuple[SizeLimit, ...]:
+    """Return the limits that may explain the worst case: those on sizes that do not occur in right cases, too.
+
+    The calls of one sequence count as one case.
+    """
+    wrong = [case.case.sizes for case in cases if case.fails]
+    right = [case.case.sizes for case in cases if not case.case.values and case.case.sizes not in wrong]
+    sizes = worst.case.sizes
+
+    def passes(symbols: Sequence[str]) -> bool:
+        own = [sizes.get(symbol) for symbol in symbols]
+        return any([other.get(symbol) for symbol in symbols] == own for other in right)
+
+    return tuple(one for one in limits if not passes(one.symbols))
 
 
 def crashed(reason: str, limits: Iterable[SizeLimit]) -> Diagnosis:

@@ -104,6 +104,14 @@ def test_a_fixed_size_is_not_blamed_if_the_example_fails_too() -> None:
     assert "fixed" in explain("0.02", case("batch=1 s=8", True, 1), cases[1], known=known).reason
 
 
+def test_a_limit_is_blamed_only_for_sizes_that_never_pass() -> None:
+    limit = SizeLimit("batch", "range", "2 to 4", ("batch",))
+    cases = [case(f"batch=1 width={width}", width != 25) for width in (23, 24, 25)]
+    assert "batch only" not in explain("0.02", *cases, known=Known(limits=(limit,))).reason
+    others = [case(f"batch={batch} width=24", batch > 1) for batch in (1, 2, 3)]
+    assert f"(perhaps because {limit})" in explain("0.02", *others, known=Known(limits=(limit,))).reason
+
+
 def test_advice_on_istft_is_given_only_for_istft(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("y = torch.istft(z, 16, length=n)\ny = torch.fft.irfft(z, n=n)\n")
