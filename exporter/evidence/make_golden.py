@@ -44,14 +44,15 @@ class Plan:
     """The sizes and seed of each case, beginning with the example, and the ranges of the sizes.
 
     Sizes are halved until a case is expected to stay within CASE_OPERATIONS and CASE_BYTES, except for the cases named
-    in `whole`. With `unusual`, the example has further cases with changed values, NaN and infinity. `kept` names the
-    layers that compute in float32 in half precisions.
+    in `whole`. With `unusual`, the example has further cases with changed values, with `nonfinite` also with NaN and
+    infinity. `kept` names the layers that compute in float32 in half precisions.
     """
 
     cases: Cases
     symbols: Mapping[str, Range]
     whole: Collection[str] = ()
     unusual: bool = True
+    nonfinite: bool = True
     kept: Sequence[str] = ()
 
     @property

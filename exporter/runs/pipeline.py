@@ -34,7 +34,7 @@ from exporter.runs.scheduling import Turns, cost
 from exporter.runs.sessions import Sessions
 from exporter.runs.tuning import Tuning
 from exporter.workers.children import BACKGROUND, EXPORTING, SIDE_BY_SIDE, WITHOUT_GPU, Child, Zygote, Zygotes
-from exporter.workers.messages import GoldenSettings, Prepared
+from exporter.workers.messages import GoldenSettings, Prepared, Values
 
 WARM_UP_BYTES = 8e9  # of free memory; if less is free, nothing runs beside the loading of the model
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")  # of the job itself; others are sent from outside
@@ -190,13 +190,15 @@ class _Run:
                 NoProgram(said, blame=error.blame).write(file)
             return child, prepared
 
-    def _begin_to_prepare(self, capture_program: bool, plan: tuple[tuple[Sizes, int], ...] = ()) -> Child:
+    def _begin_to_prepare(
+        self, capture_program: bool, plan: tuple[tuple[Sizes, int], ...] = (), values: Values = "all"
+    ) -> Child:
         """Start a job, and wait until it has loaded the model. `plan` is that of a job that the model crashed."""
         asked = tolerances.Asked(self.request.rtol, self.request.atol)
         arguments = {
             "job": self.job,
             "capture_program": capture_program,
-            "making": GoldenSettings(self.golden, asked, self.request.precisions, plan),
+            "making": GoldenSettings(self.golden, asked, self.request.precisions, plan, values),
         }
         if not plan:
             self.listener.stage(EAGER, "capture" if capture_program else "find contract")
@@ -245,20 +247,28 @@ class _Run:
         self.listener.stage(EAGER, "waiting")
 
     def _findings(self, child: Child, prepared: Prepared, allowed: int) -> Findings:
-        """Let the job make the golden. If the model crashes it, make another one without unusual values."""
+        """Let the job make the golden. If the model crashes it, make another one without the values that may do so."""
         child.say(str(allowed))
         try:
-            findings: Findings = child.wait(self.request.timeout)
+            made: Findings = child.wait(self.request.timeout)
+            return made
         except JobError as error:
-            if error.signal not in CRASHES:
-                raise
-            again = self._begin_to_prepare(False, prepared.plan)
-            again.expect("prepared", self.request.timeout)
-            again.say(str(allowed))
-            findings = again.wait(self.request.timeout)
-            values = "zeros, ones, negative, large and tiny numbers, NaN and infinity"
-            note = f"the model crashes ({error.signal}) at unusual values, so none were checked ({values})"
-            return replace(findings, notes=(*findings.notes, note))
+            crash = _crash(error)
+        left_out = "NaN and infinity"
+        try:
+            findings = self._made_again(prepared, allowed, "finite")
+        except JobError as error:
+            crash = _crash(error)
+            left_out = "zeros, ones, negative, large and tiny numbers, padded masks, NaN and infinity"
+            findings = self._made_again(prepared, allowed, "usual")
+        note = f"the model crashes ({crash}) at unusual values, so these were not checked: {left_out}"
+        return replace(findings, notes=(*findings.notes, note))
+
+    def _made_again(self, prepared: Prepared, allowed: int, values: Values) -> Findings:
+        child = self._begin_to_prepare(False, prepared.plan, values)
+        child.expect("prepared", self.request.timeout)
+        child.say(str(allowed))
+        findings: Findings = child.wait(self.request.timeout)
         return findings
 
     def _metric(self, findings: Findings) -> MetricRecord | None:
@@ -479,6 +489,13 @@ def _described(
         limits=(*exported.limits, *(prepared.limits if target.needs_program else ())),
         lifecycle=Lifecycle(export_s=seconds),
     )
+
+
+def _crash(error: JobError) -> str:
+    """Return the signal with which a model crashed its job. Raises the error if the job failed for another reason."""
+    if error.signal not in CRASHES:
+        raise error
+    return error.signal
 
 
 def _failed(record: VariantRecord, stage: str, error: ExporterError) -> VariantRecord:

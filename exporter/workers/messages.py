@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from exporter.core import tolerances
 from exporter.core.contract import Narrowing, specialized
@@ -49,18 +50,22 @@ class Job(ModelSettings, SizeSettings):
         return [self.entry_file(size) for size in found.symbols[name].choices] if name else [self.exported_file]
 
 
+Values = Literal["all", "finite", "usual"]
+
+
 @dataclass(frozen=True)
 class GoldenSettings:
     """How to make the golden: its file, the requested tolerance, and the other precisions to find tolerances for.
 
-    `plan` is that of a job that crashed while it made the golden. The golden then has only these cases, with usual
-    values.
+    `plan` is that of a job that crashed while it made the golden. `values` are those of the example's further cases:
+    all unusual ones, only finite ones, or none.
     """
 
     path: Path
     tolerance: tolerances.Asked
     precisions: tuple[str, ...] = ()
     plan: tuple[tuple[Sizes, int], ...] = ()  # the sizes and seed of each case
+    values: Values = "all"
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     others = {name: making.tolerance.over(tolerances.BY_PRECISION[precisions.base(name)]) for name in making.precisions}
     make = _make_sequences if loaded.state else _make_cases
     kept = job.options.keep_float
-    planned = make_golden.Plan(plan, loaded.symbols, points, unusual=not making.plan, kept=kept)
+    unusual, nonfinite = making.values != "usual", making.values == "all"
+    planned = make_golden.Plan(plan, loaded.symbols, points, unusual, nonfinite, kept)
     made, findings = make(job, loaded, found, planned, usual, others)
     golden.save(made, making.path)
     return replace(findings, tolerances=others)
@@ -190,7 +191,7 @@ def _with_nonfinite(
     find: Callable[[], tuple[tuple[golden.NonFinite, ...], tuple[str, ...]]],
 ) -> tuple[golden.Golden, Findings]:
     """Add the cases with NaN and infinity, unless eager is not repeatable or has no float64 reference."""
-    if not plan.unusual or findings.unsteady or findings.reference != "float64":
+    if not plan.nonfinite or findings.unsteady or findings.reference != "float64":
         return made, findings
     if any(isinstance(part, Interpreter) and part.has_while for part in loaded.module.modules()):
         note = "NaN and infinity were not tried: the model is TorchScript with a while loop, which might not end"

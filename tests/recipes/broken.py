@@ -156,6 +156,15 @@ class forward_hangs(_Broken):
             return x
 
 
+class zeros_segfault(_Broken):
+    class model(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            recording = torch.compiler.is_exporting() or torch.jit.is_tracing()
+            if not recording and bool((x == 0).all()):
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return super().forward(x)
+
+
 class trace_raises(_Broken):
     class model(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import SessionRecord, VariantRecord
+from exporter.evidence import golden
 from exporter.runs import pipeline
 from exporter.runs.manifest_writer import Draft
 from exporter.workers.children import BACKGROUND, Zygote
@@ -146,13 +147,22 @@ def test_a_crash_of_torch_export_does_not_stop_the_others(run: Run) -> None:
     fits_the_schema(place)
 
 
-def test_a_model_that_crashes_at_nan_is_checked_without_unusual_values(run: Run) -> None:
-    manifest, place = run("broken:nan_segfaults", "trace,export", sizes={"batch": 2})
+@pytest.mark.parametrize(
+    ("name", "values", "left_out"),
+    [
+        ("nan_segfaults", ["zeros", "ones", "negative", "large", "tiny"], "NaN and infinity"),
+        ("zeros_segfault", [], "zeros, ones, negative, large and tiny numbers, padded masks, NaN and infinity"),
+    ],
+)
+def test_a_model_that_crashes_at_unusual_values(run: Run, name: str, values: list[str], left_out: str) -> None:
+    manifest, place = run(f"broken:{name}", "trace", sizes={"batch": 2})
     assert {v.status for v in manifest.variants} == {"passed"}
-    assert any("the model crashes (SIGSEGV) at unusual values" in warning for warning in manifest.warnings)
+    said = f"the model crashes (SIGSEGV) at unusual values, so these were not checked: {left_out}"
+    assert said in manifest.warnings
     assert manifest.golden is not None
     assert len({case.name for case in manifest.golden.cases}) > 1
-    assert not any(case.values for case in manifest.golden.cases)
+    assert [case.values for case in manifest.golden.cases if case.values] == values
+    assert not golden.read(place / "golden.safetensors").nonfinite
     fits_the_schema(place)
 
 
