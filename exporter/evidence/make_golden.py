@@ -43,9 +43,9 @@ MakeReferences = Callable[  # like `eager.references_also`
 class Plan:
     """The sizes and seed of each case, beginning with the example, and the ranges of the sizes.
 
-    Sizes are halved until a case is expected to stay within CASE_OPERATIONS and CASE_BYTES, except for the cases named
-    in `whole`. With `unusual`, the example has further cases with changed values, with `nonfinite` also with NaN and
-    infinity. `kept` names the layers that compute in float32 in half precisions.
+    Sizes are halved until a case is expected to stay within CASE_OPERATIONS and CASE_BYTES, but for those in `whole`.
+    With `unusual`, the example has further cases with changed values, with `nonfinite` also with NaN and infinity.
+    `kept` names the layers that compute in float32 in half precisions.
     """
 
     cases: Cases
@@ -238,8 +238,8 @@ def is_worse(made: Golden, kept: Sequence[Tensors], plain: Sequence[Tensors], to
     for case, ours, theirs in zip(made.cases, kept, plain, strict=True):
         for one, other, exact in zip(ours, theirs, case.reference, strict=True):
             if exact.is_floating_point():
-                errors = ((t.double().cpu() - exact.double()).square().mean().sqrt().item() for t in (one, other))
-                error, usual = errors
+                wide = exact.double()
+                error, usual = ((t.double().cpu() - wide).square().mean().sqrt().item() for t in (one, other))
                 if error > tolerance.k * usual + tolerance.atol:
                     return True
     return False
@@ -280,8 +280,7 @@ class Limit:
 
 
 def _shrink(sizes: Sizes, seed: int, inputs: MakeInputs, plan: Plan, limit: Limit) -> tuple[Sizes, Tensors]:
-    base, symbols = plan.base, plan.symbols
-    data = inputs(sizes, seed)
+    base, symbols, data = plan.base, plan.symbols, inputs(sizes, seed)
     while not limit.allows(data):
         smaller = {n: _halved(s, base[n], symbols[n]) if n in symbols else s for n, s in sizes.items()}
         if smaller == sizes:
