@@ -134,7 +134,7 @@ def fit(names: Sequence[str], seen: Seen) -> Expression | None:
     expression fits, or if these are fewer than three distinct ones for a symbol; for the plain sum of several symbols,
     two are enough. A quotient of a sum is not tried: too many fit, and a sum of two quotients looks like one. If
     several offsets fit, prefers rounding down, then rounding up, then an offset of -1 or 1, then the offset nearest
-    to 0.
+    to 0. A larger divisor with one of these usual offsets is preferred to a smaller one with another.
     """
     base = seen[0][0]
     alone = {
@@ -144,6 +144,7 @@ def fit(names: Sequence[str], seen: Seen) -> Expression | None:
     few = {name for name, pairs in alone.items() if len(set(pairs)) < 3}
     if few and len(alone) == 1:
         return None
+    unusual: Expression | None = None
     for divisor in DIVISORS if len(alone) == 1 else (1,):
         choices = [
             [f for f in _factors(pairs, divisor, name in few) if _range(((f * n, v) for n, v in pairs), divisor)]
@@ -152,8 +153,11 @@ def fit(names: Sequence[str], seen: Seen) -> Expression | None:
         for factors in itertools.product(*choices):
             terms = tuple(zip(alone, factors, strict=True))
             if offsets := _range(((sum(f * sizes[n] for n, f in terms), value) for sizes, value in seen), divisor):
-                return Expression(terms, min(_preferred(offsets, divisor), key=abs), divisor)
-    return None
+                found = Expression(terms, min(_preferred(offsets, divisor), key=abs), divisor)
+                if divisor == 1 or found.offset in (0, divisor - 1, -1, 1):
+                    return found
+                unusual = unusual or found
+    return unusual
 
 
 def doubt(name: str, seen: Seen, sizes: Iterable[int]) -> int | None:

@@ -81,7 +81,8 @@ def probe_shapes(
 
     Each size is also probed at its smallest value, and at its largest if that is cheap or with `to_the_ends`.
     A quotient such as `(n-10)//20` is probed until no other offset fits, and at three quarters of the example's size.
-    Sizes are changed together only if a dimension looks like a sum of them. At these further sizes, the probe may fail.
+    Sizes are changed together only if a dimension looks like a sum of them. At these further sizes, the probe may fail,
+    but not return tensors of other names or ranks (ContractError).
     """
     observed = [(base, probe(base))]
     for name, bounds in symbols.items():
@@ -118,10 +119,10 @@ def _doubtful(observed: Observed, symbols: Mapping[str, Range], refused: Sequenc
 
 
 def _some(base: int, bounds: Range, divisor: int) -> list[int]:
-    """Return the smallest sizes, enough to see where a quotient changes, and larger ones that are cheap to try."""
+    """Return cheap sizes: the smallest, enough to see where a quotient changes, and some larger ones."""
     sizes, few = bounds.sizes, max(divisor, SMALLEST)
-    larger = [size for size in sizes[few :: len(sizes) // SMALLEST + 1] if is_cheap(size, base)]
-    return [*sizes[:few], *larger]
+    chosen = (*sizes[:few], *sizes[few :: len(sizes) // SMALLEST + 1])
+    return [size for size in chosen if is_cheap(size, base)]
 
 
 def _joint_sizes(observed: Observed, symbols: Mapping[str, Range]) -> Iterator[Sizes]:

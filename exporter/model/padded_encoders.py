@@ -7,7 +7,6 @@ padded. torch.export never takes this path, and a trace takes that of its exampl
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,10 +36,10 @@ def zeroed() -> Iterator[None]:
         lengths = kept.sum(1, keepdim=True)
         packed = (kept == (torch.arange(kept.shape[1], device=kept.device) < lengths)).all()
         dropped = packed & ~kept
-        plain = copy.copy(self)
-        plain._modules = {**self._modules, "norm": None}
-        plain.use_nested_tensor = False
-        found = usual(plain, src, None, padding.masked_fill(dropped, float("-inf")), is_causal)
+        masked = padding.masked_fill(dropped, float("-inf"))
+        found = src
+        for layer in self.layers:
+            found = layer(found, src_mask=None, src_key_padding_mask=masked, is_causal=is_causal is True)
         found = found.masked_fill(dropped[:, :, None], 0)
         return found if self.norm is None else self.norm(found)
 

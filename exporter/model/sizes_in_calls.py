@@ -267,10 +267,11 @@ def _slope(x: torch.Tensor, step: float, edge_order: int) -> torch.Tensor:
     last = x.shape[-1] - 1
     place = torch.arange(last + 1, device=x.device)
     after, before = torch.where(place < last, place + 1, place), torch.where(place > 0, place - 1, place)
-    slope = (x.index_select(-1, after) - x.index_select(-1, before)) / ((after - before) * step)
+    slope = (x.index_select(-1, after) - x.index_select(-1, before)) / (after - before) / step
     if edge_order == 2:
-        start = (-1.5 * x[..., :1] + 2 * x[..., 1:2] - 0.5 * x[..., 2:3]) / step
-        end = (1.5 * x[..., -1:] - 2 * x[..., -2:-1] + 0.5 * x[..., -3:-2]) / step
+        near, middle, far = -1.5 / step, 2 / step, -0.5 / step
+        start = near * x[..., :1] + middle * x[..., 1:2] + far * x[..., 2:3]
+        end = -far * x[..., -3:-2] - middle * x[..., -2:-1] - near * x[..., -1:]
         slope = torch.where(place == 0, start, torch.where(place == last, end, slope))
     return slope
 

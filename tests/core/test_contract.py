@@ -514,6 +514,8 @@ def test_a_range_covers_another(held: Range, wanted: Range, covered: bool) -> No
         (1, -2, 4, 30, Range(7, 64)),
         (3, 5, 2, 9, Range(1, 40)),
         (1, 3, 8, 64, Range(16, 128, multiple_of=16)),
+        (1, 0, 128, 128, Range(128, 8192, multiple_of=128)),
+        (1, 0, 64, 128, Range(1, 8192)),
     ],
 )
 def test_quotients_are_exact_at_every_size(factor: int, offset: int, divisor: int, base: int, bounds: Range) -> None:

@@ -108,6 +108,18 @@ def test_sizes_stay_dynamic(function: Compute) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "edge_order"),
+    [(torch.bfloat16, 1), (torch.float64, 1), (torch.float64, 2), (torch.int64, 1), (torch.int64, 2)],
+)
+def test_differences_have_the_dtype_of_torch(dtype: torch.dtype, edge_order: int) -> None:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.gradient((5 * x).to(dtype), dim=3, spacing=0.1, edge_order=edge_order)[0]
+
+    x = torch.randn(3, 3, 5, 7)
+    torch.testing.assert_close(captured(slope).program.module()(x)[0], slope(x))
+
+
+@pytest.mark.parametrize(
     "function",
     [
         lambda x: x + torch.arange(2 * x.shape[3])[x.shape[3] :] % x.shape[2],
