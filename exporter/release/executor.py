@@ -55,7 +55,7 @@ def perform(
     whose key is no longer `step.key` does not begin. Raises BundleError if the disk fails.
     """
     began = time.monotonic()
-    if step.key and not keys.is_still(step.request, step.key):
+    if step.key and not keys.is_still(step.request, step.key, step.files):
         return Outcome(None, CHANGED, AGAIN)
     try:
         _, made = pipeline.run(step.request, listener, place, zygotes)

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from modulefinder import ModuleFinder
 from pathlib import Path
 from types import CodeType
@@ -35,8 +35,11 @@ IMPORTERS = {"import_module", "__import__"}
 PACKAGE = 5  # ModuleFinder's kind of a package
 
 
-def key(request: Request) -> str:
-    """Return the hash, in hex. Raises UsageError if the permissions of a file forbid reading it."""
+def key(request: Request, only: Collection[Path] | None = None) -> str:
+    """Return the hash, in hex, which covers no other files than `only` if these are given.
+
+    Raises UsageError if the permissions of a file forbid reading it.
+    """
     source = request.source
     facts = {
         "request": {s.name: getattr(request, s.name) for s in settings(request) if s.option.effect},
@@ -46,16 +49,25 @@ def key(request: Request) -> str:
             *(*_named(source), source.task, source.allow_partial),
             *(sorted(map(str, source.dims)), sorted(source.leave_out)),
         ],
-        "files": [[_hash(path) for path in files] for files in _files(request)],
+        "files": [[_hash(path) for path in files if only is None or path in only] for files in _files(request)],
         "environment": _environment(_targets(request)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def is_still(request: Request, before: str) -> bool:
-    """Return whether the key is the one computed before, perhaps hours ago."""
+def paths(request: Request) -> frozenset[Path]:
+    """Return the files that the step depends on."""
+    return frozenset(path for files in _files(request) for path in files)
+
+
+def is_still(request: Request, before: str, only: Collection[Path] | None = None) -> bool:
+    """Return whether the key is the one computed before, perhaps hours ago.
+
+    With `only`, the files that there were then, a file that the recipe names and has made since then is no change.
+    """
+    _environment.cache_clear()
     try:
-        return key(request) == before
+        return key(request, only) == before
     except (ExporterError, OSError):
         return False
 
@@ -71,8 +83,7 @@ def files(request: Request) -> dict[str, str]:
 
     Raises OSError if a file is missing, and UsageError if its permissions forbid reading it.
     """
-    found = (path for paths in _files(request) for path in paths)
-    return {str(path): _hash(path) for path in found}
+    return {str(path): _hash(path) for files in _files(request) for path in files}
 
 
 def versions(request: Request) -> dict[str, str]:

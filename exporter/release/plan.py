@@ -65,6 +65,7 @@ class Step:
     line: int = 1  # the model's line in the release file
     gate_lines: dict[str, int] = field(default_factory=dict)
     key: str = ""  # what it must still be when the step starts (see `keys`); not checked if empty
+    files: frozenset[Path] = frozenset()  # those that the key covers
 
     @property
     def variant(self) -> targets.Variant:

@@ -61,7 +61,8 @@ def run(
     with _opened(out) as state:
         found = _keys(steps)
         done = _finished(state, steps if resume else [step for step in steps if step not in chosen], found)
-        todo = [replace(step, key=found[step.name]) for step in chosen if step.name not in done]
+        todo = [step for step in chosen if step.name not in done]
+        todo = [replace(step, key=found[step.name], files=keys.paths(step.request)) for step in todo]
         for step in todo:
             publishing.refuse_foreign(step.request.out)
         state.forget(todo)
@@ -73,12 +74,12 @@ def run(
                 for step, outcome in running:
                     if outcome.place:
                         done[step.name] = layout.read_manifest(outcome.place)
-                    if not outcome.reason and not keys.is_still(step.request, found[step.name]):
+                    if not outcome.reason and not keys.is_still(step.request, step.key, step.files):
                         outcome = replace(outcome, reason=CHANGED, remedy=AGAIN)
                     outcomes[step.name] = outcome
                     record = _record(step, done.get(step.name), outcome)
-                    if record.status == "passed":
-                        state.keep(step, found[step.name])
+                    if record.status == "passed" and keys.is_still(step.request, step.key):
+                        state.keep(step, step.key)
                     listener.done(replace(record, name=step.name))
         except BaseException:
             for step in todo:

@@ -586,6 +586,36 @@ def test_a_recipe_that_changes_between_two_steps(tmp_path: Path, monkeypatch: py
     assert rebuilt(release(tmp_path, text)) == {"mlp/cpu/script"}
 
 
+def test_a_recipe_that_makes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    """The file that the recipe names is no change when it appears, but it is part of the key from then on."""
+    recipe = recipe / "tiny.py"
+    recipe.write_text(recipe.read_text() + "\nCACHE = 'weights.bin'\n")
+    text = TWO_STEPS.format(recipe=recipe)
+
+    def make(request: Request, *_: object) -> tuple[Manifest, Path]:
+        (recipe.parent / "weights.bin").touch()
+        return releases.make(request)
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=make))
+    assert [row.passed for row in release(tmp_path, text)] == [True, True]
+    assert rebuilt(release(tmp_path, text)) == {"mlp/cpu/trace", "mlp/cpu/script"}
+    assert rebuilt(release(tmp_path, text)) == set()
+
+
+def test_another_version_is_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    describe = environment.describe
+
+    def make(request: Request, *_: object) -> tuple[Manifest, Path]:
+        monkeypatch.setattr(environment, "describe", lambda *names: describe(*names) | {"torch": "99"})
+        return releases.make(request)
+
+    monkeypatch.setattr(executor, "pipeline", SimpleNamespace(run=make))
+    rows = release(tmp_path, TWO_STEPS.format(recipe=recipe / "tiny.py"))
+    assert [row.reason for row in rows] == [executor.CHANGED] * 2
+    monkeypatch.undo()
+    keys._environment.cache_clear()
+
+
 @pytest.mark.parametrize("name", ["provenance.json", "SHA256SUMS", "bom.cdx.json", "logs/trace.log"])
 def test_a_bundle_with_altered_proofs_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def sealed(request: Request, *_: object) -> tuple[Manifest, Path]:
