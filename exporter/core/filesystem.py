@@ -139,9 +139,10 @@ def let_all_read(root: Path) -> None:
     """Let every user read the files in a directory, and run those that their owner may run."""
     for path in (root, *root.rglob("*")):
         if not path.is_symlink():
-            mode = stat.S_IMODE(path.stat().st_mode)
+            held = path.stat()
+            mode = stat.S_IMODE(held.st_mode)
             wanted = mode | (0o755 if path.is_dir() or mode & stat.S_IXUSR else 0o644)
-            if mode != wanted:
+            if mode != wanted and held.st_uid == os.geteuid():  # a link to another user's file stays as it is
                 path.chmod(wanted)
 
 

@@ -245,7 +245,7 @@ def _names(signature: inspect.Signature) -> list[str]:
 def _arguments(model: torch.nn.Module | None) -> str:
     """Return `, which takes x, mask` for the arguments that the model's forward takes, or "" if they are not known."""
     try:
-        names = _names(inspect.signature(model.forward)) if model else []
+        names = _names(inspect.signature(model.forward)) if model is not None else []
     except (TypeError, ValueError):  # it has no signature
         return ""
     return f", which takes {', '.join(names)}" if names else ""

@@ -19,7 +19,7 @@ from exporter.model import precision
 from exporter.model.state import snapshot
 from exporter.model.state.search import alike
 from exporter.model.state.snapshot import Snapshot
-from exporter.model.tensors import Tensors
+from exporter.model.tensors import Tensors, is_inexact
 
 CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a few seconds in float64 on two cores
 CASE_BYTES = 100e6  # limit of one case's inputs
@@ -297,4 +297,4 @@ def _halved(size: int, least: int, bounds: Range) -> int:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) if is_inexact(a) else torch.equal(a, b)

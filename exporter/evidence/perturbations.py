@@ -61,14 +61,16 @@ def changed(data: Tensors) -> dict[str, Tensors]:
 
 
 def perturbed(data: Tensors, sign: int) -> Tensors:
-    """Return the inputs with noise the size of rounding errors added to floating tensors, times `sign` (1 or -1)."""
+    """Return the inputs with noise the size of rounding errors added to inexact tensors, times `sign` (1 or -1)."""
     generator = torch.Generator().manual_seed(0)
-    return tuple(
-        t + sign * _rounding(t.dtype) * (t.abs() + 1) * torch.randn(t.shape, generator=generator).to(t)
-        if t.is_floating_point()
-        else t
-        for t in data
-    )
+
+    def noisy(t: torch.Tensor) -> torch.Tensor:
+        if t.is_complex():
+            return torch.view_as_complex(noisy(torch.view_as_real(t.resolve_conj())))
+        noise = torch.randn(t.shape, generator=generator).to(t)
+        return t + sign * _rounding(t.dtype) * (t.abs() + 1) * noise
+
+    return tuple(noisy(t) if is_inexact(t) else t for t in data)
 
 
 def _rounding(dtype: torch.dtype) -> float:

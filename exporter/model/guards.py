@@ -127,10 +127,12 @@ def clashes(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Siz
 def jointly(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str, Range]:
     """Return ranges with the most combinations of sizes of these symbols, in all of which the graph holds.
 
-    There are none if that leaves one size of a symbol. Each symbol in turn gets the range that holds with the ends of
-    those before it; the best order counts.
+    There are none if that leaves one size of a symbol, or if there are more than MOST sizes of one. Each symbol in turn
+    gets the range that holds with the ends of those before it; the best order counts.
     """
     best: dict[str, Range] = {}
+    if any(len(bounds.sizes) > MOST for bounds in symbols.values()):
+        return best
     for order in itertools.islice(itertools.permutations(symbols), ORDERS):
         found: dict[str, Range] = {}
         for name in order:

@@ -39,7 +39,10 @@ BUILT_IN = "exporter_models"
 OPTIONAL = ("samples", "metric", "loss")  # optional attributes of a recipe
 ENTRY_POINTS = "exporter.models"
 # What a module needs to define names that its code does not contain.
-COMPUTED_NAMES = {"*", "globals", "vars", "locals", "exec", "eval", "setattr", "modules", "__dict__", "__getattr__"}
+COMPUTED_NAMES = {
+    *("*", "globals", "vars", "locals", "exec", "eval", "setattr", "modules", "__dict__", "__getattr__"),
+    *("f_globals", "_getframe", "currentframe", "stack"),
+}
 HAS = "a recipe has load(weights), inputs(batch=1, …) and sizes"
 
 
@@ -163,7 +166,10 @@ def require_mentioned(source: Source) -> None:
         for key in ("id", "name", "asname", "attr", "arg", "value", "rest")
         if isinstance(word := getattr(node, key, None), str)
     }
-    if source.attribute not in words and not words & COMPUTED_NAMES:
+    words |= {word.partition(".")[0] for word in words}  # `import a.b` defines a
+    main = {id(part) for node in ast.walk(tree) if isinstance(node, ast.If) for part in ast.walk(node.test)}
+    given = any(isinstance(n, ast.Name) and n.id == "__name__" and id(n) not in main for n in ast.walk(tree))
+    if source.attribute not in words and not words & COMPUTED_NAMES and not given:
         names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
         raise UsageError(f"{source.place} has no {source.attribute}", _instead(source.attribute, names))
 

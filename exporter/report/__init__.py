@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from exporter.core.errors import UsageError
@@ -30,11 +31,22 @@ def render_all(found: Sequence[tuple[Manifest, Path]], form: str) -> str:
     Raises UsageError for the json of several bundles, because json prints one manifest.
     """
     if form == "html":
-        # Where its folder cannot be made, it makes a temporary one, and says so at length.
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        from exporter.report import html
+        with _quiet("matplotlib"):  # where its folder cannot be made, it makes a temporary one, and says so at length
+            from exporter.report import html
 
-        return html.render(found)
+            return html.render(found)
     if form == "json" and len(found) > 1:
         raise UsageError("json prints one manifest, of one bundle", "give one BUNDLE at a time")
     return "".join(render(manifest, form, place) for manifest, place in found)
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let a library log only errors within the context."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

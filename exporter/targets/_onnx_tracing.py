@@ -58,11 +58,11 @@ def takes_numbers(exported: torch.export.ExportedProgram) -> bool:
 def _translate(
     program: Program, path: Path, names: tuple[list[str], list[str]], opset: int | None
 ) -> tuple[Warned, ...]:
-    from exporter.model import mixed_dtypes
+    from exporter.model import mixed_dtypes, padded_encoders
 
     promised = program.contract
     agreeing = mixed_dtypes.agreeing(program.module, program.example)
-    with warnings.catch_warnings(record=True) as caught, torch.no_grad(), agreeing:
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad(), agreeing, padded_encoders.zeroed():
         warnings.simplefilter("always")
         try:
             torch.onnx.export(

@@ -28,6 +28,7 @@ from exporter.model import (
     holders,
     mixed_dtypes,
     mixture_of_experts,
+    padded_encoders,
     sizes_in_builtins,
     sparse_matrices,
 )
@@ -286,6 +287,7 @@ def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
         causal_masks.uncompared(),
         mixture_of_experts.dense(module),
         mixed_dtypes.agreeing(module, example),
+        padded_encoders.zeroed(),
         sparse_matrices.multiplied(module, natively=True),
         Traceable(),
     ):

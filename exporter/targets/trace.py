@@ -65,7 +65,6 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """
     import torch
 
-    from exporter.model import padded_encoders
     from exporter.model.torchscript import debug_info
     from exporter.targets._tracing import Branches, warned
 
@@ -73,7 +72,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     with warned() as caught, torch.no_grad():
         module, notes = _module(program, options)
         packed = _stored_products.scripted(module) if options.precision in SMALL_WEIGHTS else contextlib.nullcontext()
-        with branches, packed, padded_encoders.zeroed():
+        with branches, packed:
             parts = {size: _trace(entry, module) for size, entry in program.entries.items()}
             traced = _specialized.script_module(parts, program.function) if parts else _trace(program, module)
         branches.require_no_state()

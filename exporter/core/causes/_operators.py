@@ -138,7 +138,7 @@ CAUSES = (
             r"failed to resolve torch\.ops\.(?P<op>[\w.]+) to an operator",
             r"(?:Could not find schema for|[Oo]perator) (?P<op>(?!aten::)\w+::[\w.]+) does not exist",
             r"Could not find schema for (?P<op>\w+::[\w.]+)",
-            r"calls operators of (?P<op>\w+), which are not registered",
+            r"calls operators (?P<op>of \w+), which are not registered",
             r"'_OpNamespace' '(?P<op>\w+)' object has no attribute",
         ),
         "A custom operator ({op}) is not registered in the process that calls it",

@@ -52,7 +52,8 @@ CAUSES = (
         "vmap-of-jacobians",
         (r"'Tensor' object has no attribute 'constant'",),
         "torch.export does not support Jacobians in reverse mode (jacrev, vjp) inside torch.vmap",
-        "compute those of all rows at once, as those of a sum over the rows: jacrev(lambda x: f(x).sum(0))(x)",
+        "compute those of all rows at once, as those of a sum over the rows: "
+        "jacrev(lambda x: f(x).sum(0))(x).movedim(1, 0)",
     ),
     Cause(
         "view-as-dtype",
