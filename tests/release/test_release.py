@@ -139,6 +139,9 @@ def test_errors_name_the_line_and_the_key(tmp_path: Path, text: str, message: st
         ("def __getattr__(name): ...", False),
         ("for name in ('late',): vars()[name] = 1", False),
         ("class mlp: ...\nx = (", False),
+        ("import zoo\nzoo.register(__name__)", False),
+        ("import late.part", False),
+        ("class mlp: ...\nif __name__ == '__main__':\n    print(mlp)", True),
     ],
 )
 def test_a_name_that_the_recipes_file_surely_lacks_is_refused(tmp_path: Path, code: str, refused: bool) -> None:
