@@ -201,14 +201,14 @@ def test_an_address_of_another_form_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "elsewhere", "words", "remedy"),
+    ("elsewhere", "words", "remedy"),
     [
-        ("ray", "", "cannot join or start a cluster on this machine: slow", "ray start --head"),
-        ("ray", "host:1", "cannot join the cluster at RAY_ADDRESS, host:1: slow", "unset RAY_ADDRESS"),
+        ("", "cannot join or start a cluster on this machine: slow", "ray start --head"),
+        ("host:1", "cannot join the cluster at RAY_ADDRESS, host:1: slow", "unset RAY_ADDRESS"),
     ],
 )
 def test_the_remedy_for_a_cluster_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch, address: str, elsewhere: str, words: str, remedy: str
+    monkeypatch: pytest.MonkeyPatch, elsewhere: str, words: str, remedy: str
 ) -> None:
     """No address was given, so no other address is the remedy."""
 
@@ -218,7 +218,7 @@ def test_the_remedy_for_a_cluster_of_this_machine(
     monkeypatch.setattr(ray, "init", fail)
     monkeypatch.setenv("RAY_ADDRESS", elsewhere)
     with pytest.raises(UsageError) as raised:
-        cluster.join(address, []).__enter__()
+        cluster.join("ray", []).__enter__()
     assert (str(raised.value), remedy in raised.value.remedy) == (words, True)
 
 

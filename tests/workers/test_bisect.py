@@ -101,6 +101,13 @@ def test_the_reference_is_computed_in_float64() -> None:
     torch.testing.assert_close(exact, model.double()(*(one.double() for one in inputs)), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_half_complex_numbers_are_widened() -> None:
+    assert arithmetic.doubled(torch.zeros(2, dtype=torch.complex32)).dtype == torch.complex128
+    assert arithmetic.doubled(torch.complex32) == torch.complex128
+    assert arithmetic.doubled(torch.int8) == torch.int8
+
+
 def test_complex_numbers_of_the_reference_are_wide_too() -> None:
     class Spectral(nn.Module):
         def __init__(self) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from exporter.evidence.casts import WIDE
 from exporter.model.tensors import Tensors, in_float64
 
-FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 QUANTIZED = tuple(getattr(torch.ops.aten, name).default for name in ("linear", "conv1d", "conv2d", "conv3d"))
 PRODUCTS = ("mm", "addmm", "matmul", "bmm", "baddbmm", "scaled_dot_product_attention")
 STORED = (torch.ops.aten.linear.default, torch.ops.aten.embedding.default)
@@ -26,15 +26,10 @@ def eager(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Tensors:
 
 
 def doubled(value: Any) -> Any:
-    """Return a floating tensor in float64, and float64 for a lower floating dtype; anything else as it is.
-
-    Complex ones become complex128.
-    """
+    """Return a narrower floating or complex tensor, or dtype, as the widest; anything else as it is."""
     if isinstance(value, torch.Tensor):
-        return in_float64(value.detach()) if value.dtype in (*FLOATING, torch.complex64) else value
-    if value is torch.complex64:
-        return torch.complex128
-    return torch.float64 if isinstance(value, torch.dtype) and value in FLOATING else value
+        return in_float64(value.detach()) if value.dtype in WIDE else value
+    return WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 class _Double(fx.Interpreter):
