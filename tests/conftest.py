@@ -93,6 +93,13 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         signal.signal(signal.SIGINT, handler)
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Draw the same random numbers in every run, whatever tests ran before."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One zygote for all tests, because importing torch takes seconds."""

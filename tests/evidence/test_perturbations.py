@@ -38,14 +38,15 @@ def test_offsets_keep_their_order() -> None:
 def test_masks_with_one_value_are_padded() -> None:
     full, all_ones = torch.zeros(2, 5, dtype=torch.bool), torch.ones(2, 1, 4, dtype=torch.int64)
     zeros, one = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64)
-    made = perturbations.changed((full, all_ones, zeros, one, torch.randn(2)))
+    made = perturbations.changed((full, all_ones, zeros, one, torch.tensor([0.5, -0.25])))
     assert list(made) == ["zeros", "ones", "negative", "large", "tiny", "padded"]
     assert made["padded"][0].tolist() == [[False, False, True, True, True], [False] * 5]
     assert made["padded"][1].tolist() == [[[1, 1, 0, 0]], [[1, 1, 1, 1]]]
     assert [torch.equal(*pair) for pair in zip(made["padded"][2:4], (zeros, one), strict=True)] == [True, True]
     assert full.sum() == 0
     assert (made["padded"][0].dtype, made["padded"][1].dtype) == (torch.bool, torch.int64)
-    assert "padded" not in perturbations.changed((torch.tensor([[True, False]]), torch.tensor(True), torch.randn(2)))
+    mixed = (torch.tensor([[True, False]]), torch.tensor(True), torch.tensor([0.5]))
+    assert "padded" not in perturbations.changed(mixed)
 
 
 def test_changes_without_effect_are_left_out() -> None:
