@@ -30,7 +30,7 @@ from exporter.core import filesystem, source_lines
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.progress import Listener
 from exporter.release import keys
-from exporter.release.executor import Outcome, Outcomes, perform
+from exporter.release.executor import AGAIN, CHANGED, Outcome, Outcomes, perform
 from exporter.release.plan import Step
 
 LOCAL = "ray"  # an address: the cluster at $RAY_ADDRESS, else the one on this machine, else a new one
@@ -197,7 +197,8 @@ class _Run:
             for step in [step for step in self.waiting if not any(_fits(step, node) for node in nodes)]:
                 self.waiting.remove(step)
                 yield step, Outcome(None, *_no_room(step))
-            self._begin(nodes)
+            for step in self._begin(nodes):
+                yield step, Outcome(None, CHANGED, AGAIN)
             for ref in self._ended(nodes):
                 step, node = self.running.pop(ref)
                 made = self._made(ref)
@@ -210,8 +211,12 @@ class _Run:
                 else:
                     yield step, Outcome(None, f"its worker died {ATTEMPTS} times: {made}", LOST)
 
-    def _begin(self, nodes: list[Node]) -> None:
-        """Queue the steps that may run on any node, and the timed steps that a free node can be reserved for."""
+    def _begin(self, nodes: list[Node]) -> list[Step]:
+        """Queue the steps that may run on any node, and the timed steps that a free node can be reserved for.
+
+        Return those that must not begin, because their keys have changed since the release began.
+        """
+        changed = []
         for step in list(self.waiting):
             tried, taken = self.tried[step.name], {node for _, node in self.running.values()}
             free = [node for node in nodes if _fits(step, node) and node["NodeID"] not in taken]
@@ -223,8 +228,12 @@ class _Run:
                 alone = node["NodeID"]
                 options |= {"num_cpus": node["Resources"]["CPU"]} | _only(node)
             self.waiting.remove(step)
+            if step.key and not keys.is_still(step.request, step.key, step.files):
+                changed.append(step)
+                continue
             self.running[self.cluster.start(make, _task(step), **options)] = step, alone
             self.listener.stage(step.name, "lost, queued again" if tried else "queued")
+        return changed
 
     def _ended(self, nodes: list[Node]) -> list[Any]:
         """Wait up to POLL_S and return what has ended. Cancel the steps that no remaining node has resources for."""

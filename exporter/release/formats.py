@@ -15,7 +15,7 @@ from exporter.release.file import ReleaseFileError
 from exporter.release.plan import Step
 from exporter.release.run import Row
 from exporter.report import markdown as report
-from exporter.report.rows import number, size_of
+from exporter.report.rows import UNSTABLE, number, size_of
 
 FORMS = ("table", "json", "md", "github")
 HEADINGS = ("step", "parity", "p99", "vs eager", "size", "C++", "gates")
@@ -132,8 +132,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.step.name,
         found.parity or "-",
-        "-" if found.p99_ms is None else f"{number(found.p99_ms)} ms",
-        "-" if found.speedup is None else f"{found.speedup:.2f}x",
+        "-" if found.p99_ms is None else f"{number(found.p99_ms)} ms{'' if found.stable else ' ~'}",
+        "-" if found.speedup is None else f"{found.speedup:.2f}x{'' if found.stable else ' ~'}",
         size_of(found.bytes) if found.bytes else "-",
         "yes" if found.cpp else "no",
         "pass" if row.passed else "FAIL",
@@ -155,7 +155,9 @@ def _advised(cause: str, remedy: str) -> str:
 def _summary(rows: Sequence[Row]) -> str:
     kept = sum(row.kept for row in rows)
     text = f"{sum(row.passed for row in rows)} of {len(rows)} steps passed their gates"
-    return text + (f"; {kept} kept from an earlier run." if kept else ".")
+    text += f"; {kept} kept from an earlier run." if kept else "."
+    stable = all(row.measured.stable for row in rows)
+    return text if stable else f"{text} {UNSTABLE} raise time_budget, or stop other programs."
 
 
 def _wanted(step: Step) -> str:

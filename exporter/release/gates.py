@@ -19,12 +19,14 @@ from exporter.report.rows import number, size_of
 class Measurements:
     """The values that gates check. Latencies are from the fastest session, or the C++ one if the gate `cpp` is set.
 
-    `speedup` is relative to eager, timed in the same run, and `speedup_ci95` is its 95% interval.
+    `speedup` is relative to eager, timed in the same run, and `speedup_ci95` is its 95% interval. The interval of a
+    latency that is not `stable` stayed wide.
     """
 
     parity: str = ""
     session: str = ""
     p99_ms: float | None = None
+    stable: bool = True
     speedup: float | None = None
     speedup_ci95: tuple[float, float] | None = None
     bytes: int = 0
@@ -54,6 +56,7 @@ def measure(record: VariantRecord, cpp: bool = False, metric: MetricRecord | Non
         parity=record.parity.verdict if record.parity else "",
         session=session,
         p99_ms=timing.p99_ms if timing and timing.runs >= runs_for(99) else None,
+        stable=timing is None or timing.stable,
         speedup=timing.speedup if timing else None,
         speedup_ci95=timing.speedup_ci95 if timing else None,
         bytes=sum(file.bytes for file in record.files),

@@ -10,6 +10,7 @@ from exporter.core.records import EAGER, Manifest, SessionRecord, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 
 VS = "vs "  # before the baseline's name
+UNSTABLE = "~ unstable: the interval stayed wider than ±3%;"  # followed by a remedy
 
 
 class Payback(NamedTuple):
@@ -290,7 +291,7 @@ def hints(manifest: Manifest) -> list[str]:
     found += [f"nothing was timed at {point}: {why}" for point, why in manifest.untimed.items()]
     timed = [(v, t) for v in manifest.variants for t in v.timings.values()]
     if any(not t.stable for _, t in timed):
-        found.append("~ unstable: the interval stayed wider than ±3%; raise --time-budget, or stop other programs")
+        found.append(f"{UNSTABLE} raise --time-budget, or stop other programs")
     runner, _, why = manifest.environment.get("exporter-run", "").partition(": ")
     if runner == "none":
         remedy = runners.NO_COMPILER if manifest.environment.get("compiler") == "none" else runners.REMEDY

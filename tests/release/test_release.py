@@ -997,6 +997,16 @@ def test_json_and_markdown_output(tmp_path: Path) -> None:
     assert "- **bert/cpu/script**: failed at export: 100% wrong, &lt;really>: so; mend it" in text
 
 
+def test_unstable_latencies_are_marked(tmp_path: Path) -> None:
+    row, *_ = rows_of(tmp_path)
+    noisy = replace(row, measured=replace(row.measured, p99_ms=3.25, speedup=1.5, stable=False))
+    settled = replace(row, measured=replace(noisy.measured, stable=True))
+    for form in ("table", "md"):
+        text, quiet = (formats.render([one], form, tmp_path / "release.toml", tmp_path) for one in (noisy, settled))
+        assert ("3.25 ms ~" in text, "1.50x ~" in text, "~ unstable: " in text) == (True, True, True)
+        assert ("3.25 ms" in quiet, "~" in quiet) == (True, False)
+
+
 def test_junit_output(tmp_path: Path) -> None:
     junit.write([replace(row, seconds=40.5) for row in rows_of(tmp_path)], tmp_path / "junit.xml")
     report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))

@@ -253,6 +253,16 @@ def test_a_node_that_is_lost_while_nodes_are_compared_does_not_count(
     assert next(alive, None) is None
 
 
+def test_a_step_whose_recipe_changed_does_not_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (step, *_) = steps_of(folder, "far.py:held")
+    step = replace(step, key=keys.key(step.request), files=keys.paths(step.request))
+    node = {"NodeID": "one", "NodeName": "one", "Resources": {"CPU": 1}}
+    monkeypatch.setattr(cluster.Cluster, "nodes", lambda self: [node])
+    (folder / "far.py").write_text((folder / "far.py").read_text() + "\n# changed")
+    changed = executor.Outcome(None, executor.CHANGED, executor.AGAIN)
+    assert list(cluster.Cluster(None).run([step], Listener())) == [(step, changed)]
+
+
 def test_a_file_missing_on_a_node_is_named(folder: Path) -> None:
     (step, *_) = steps_of(folder, "far.py:held")
     task = cluster._task(step)
