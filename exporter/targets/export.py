@@ -41,7 +41,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     """Save the exported program."""
     import torch
 
-    from exporter.model import folding, guards
+    from exporter.model import folding, guards, rounded_sizes
 
     if program.entries:
         raise ExportError("an exported program supports only one entry", "leave out --specialize or the target export")
@@ -49,6 +49,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if program.device != "cpu":
         exported = folding.merge_linears(exported)
     guards.drop_needless(exported, program.contract)
+    rounded_sizes.make_storable(exported)
     ops = custom_ops.of_exported(exported)
     promise = to_json(replace(program.contract, ops=ops))
     for module in exported.graph_module.modules():
