@@ -37,7 +37,7 @@ def zeroed() -> Iterator[None]:
         packed = (kept == (torch.arange(kept.shape[1], device=kept.device) < lengths)).all()
         dropped = packed & ~kept
         masked = padding.masked_fill(dropped, float("-inf"))
-        found = src
+        found = src.masked_fill(dropped[:, :, None], 0)  # where NaN would reach other positions
         for layer in self.layers:
             found = layer(found, src_mask=None, src_key_padding_mask=masked, is_causal=is_causal is True)
         found = found.masked_fill(dropped[:, :, None], 0)

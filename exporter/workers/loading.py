@@ -50,6 +50,7 @@ class LoadedModel:
     elsewhere: dict[Place, dict[str, int]] = field(default_factory=dict)
     tried: list[dict[str, int]] = field(default_factory=list)  # sizes of the calls that determined the contract
     trained: tuple[str, ...] = ()
+    written: list[str] = field(default_factory=list)  # inputs that a call changed
 
     @property
     def state(self) -> State | None:
@@ -117,9 +118,13 @@ class LoadedModel:
             known = None
             while known is not differentiation.needed(self.module.model):  # after a call that showed it, begin anew
                 known = differentiation.needed(self.module.model)
-                args, kwargs = flat.rebuild([t.to(device, copy=True) for t in flat.tensors])
+                copies = [t.to(device, copy=True) for t in flat.tensors]
+                args, kwargs = flat.rebuild(copies)
+                before = [copy._version for copy in copies]
                 self.held.restore()
                 output = self.module.answer(*args, **kwargs)
+                after = [copy._version for copy in copies]
+            self._warn_of_writes([flat.names[i] for i, now in enumerate(after) if now != before[i]])
             flattening.require_named(output, self.module.leave_out)
             names, tensors = flattening.output_leaves(output, self.module.leave_out)
         names = tuple(f"output.{name}" if name in self.names else name for name in names)
@@ -131,6 +136,15 @@ class LoadedModel:
             self.elsewhere.setdefault(path, dict(sizes))
         self.held.restore()
         return names, tensors
+
+    def _warn_of_writes(self, names: Sequence[str]) -> None:
+        """Warn of inputs that a call changes: artifacts that copy an input do not."""
+        if new := [name for name in names if name not in self.written]:
+            self.written += new
+            self.warnings.append(
+                f"a call writes to its input {', '.join(new)}: artifacts may leave the caller's tensor as it is, and "
+                "inputs that share memory lead to other results"
+            )
 
 
 def _flat_inputs(

@@ -66,6 +66,17 @@ def test_outputs_are_those_of_eager_with_any_padding(make, example: torch.Tensor
             torch.testing.assert_close(run(x, padding), model(x, padding), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("make", [captured, traced])
+def test_nan_at_padded_positions_reaches_no_other(make) -> None:
+    model, x = Encoder().eval(), torch.randn(2, 5, 8)
+    run = make(model, x, FULL)
+    x[AT_THE_END] = float("nan")
+    with torch.no_grad():
+        expected = model(x, AT_THE_END)
+        torch.testing.assert_close(run(x, AT_THE_END), expected, atol=1e-5, rtol=1e-4)
+    assert expected.isfinite().all()
+
+
 def longer() -> torch.Tensor:
     return torch.arange(7) >= torch.tensor([[7], [4], [1]])
 

@@ -35,8 +35,8 @@ def job_of(recipe: str, folder: Path, file: Path = RARE) -> Job:
     return Job(source.label, source, folder, targets.Options(threads=1), weights="random")
 
 
-def prepared(recipe: str, folder: Path) -> tuple[loading.LoadedModel, Contract]:
-    job = job_of(recipe, folder)
+def prepared(recipe: str, folder: Path, file: Path = RARE) -> tuple[loading.LoadedModel, Contract]:
+    job = job_of(recipe, folder, file)
     loaded = loading.load_model(job)
     return loaded, keeping.find(job, loaded)
 
@@ -46,6 +46,12 @@ def test_state_that_changes_at_other_sizes_than_the_examples(tmp_path: Path) -> 
     assert loaded.kept.names == ("state.s",)
     assert found.state is not None
     assert [tensor.name for tensor in found.state.tensors] == ["s"]
+
+
+def test_inputs_that_a_call_writes_to_are_named_once(tmp_path: Path) -> None:
+    loaded, _ = prepared("in_place", tmp_path, RARE.with_name("tiny.py"))
+    (warning,) = loaded.warnings
+    assert warning.startswith("a call writes to its input x: artifacts may leave the caller's tensor as it is")
 
 
 def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path) -> None:
