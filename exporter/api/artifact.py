@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
@@ -23,6 +24,33 @@ from exporter.core.settings import SessionSettings
 from exporter.model import custom_ops, flattening
 from exporter.model.state import carrying
 from exporter.model.tensors import Tensors, unusual_form
+
+
+class _TorchThreads:
+    """Whether this process was forked from one in which calls had started torch's threads: it has none of them.
+
+    A call waits for them forever (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=60035), unless torch uses only one.
+    """
+
+    def __init__(self) -> None:
+        self.started = self.lost = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.started, self.lost = False, self.lost or self.started
+
+    def require(self) -> None:
+        """Raise UsageError if a call would never return. Otherwise note that it may start threads."""
+        if torch.get_num_threads() > 1:
+            if self.lost:
+                raise UsageError(
+                    "this process was forked after a call of an artifact, and torch's threads do not survive that",
+                    "fork before the first call, or call torch.set_num_threads(1) here",
+                )
+            self.started = True
+
+
+_THREADS = _TorchThreads()
 
 
 class Artifact:
@@ -67,10 +95,13 @@ class Artifact:
             ContractError: an input is missing or unknown, or its dtype, rank or size does not fit the contract or the
                 current state of the artifact.
             ArtifactError: the number of outputs differs from the contract.
+            UsageError: the process was forked after a call, and torch has more than one thread.
         """
         names = [spec.name for spec in self.contract.inputs]
         tensors = _bound(names, args, kwargs)
         contracts.enforce(self.contract, _specs(names, tensors))
+        if self.contract.target != "onnx":  # onnxruntime has threads of its own
+            _THREADS.require()
         with self._turn:
             inside = contracts.keeps_state(self.contract)
             shapes = carrying.state_shapes(self.contract, tensors, self._shapes) if inside else None
@@ -155,7 +186,7 @@ def _bound(names: Sequence[str], args: tuple[torch.Tensor, ...], kwargs: dict[st
 
 def open_artifact(
     path: str | PathLike[str],
-    device: str | None = None,
+    device: str | torch.device | None = None,
     threads: int | None = None,
     cuda_graphs: bool = False,
     verify: Verify = "if-present",
@@ -166,6 +197,7 @@ def open_artifact(
     Its hash is first compared with every record in its folder: `SHA256SUMS`, `manifest.json`, `bom.cdx.json` and
     `provenance.json`. If the path is a link, the records beside the link are checked too. If there are no records, the
     checksums inside the archive are verified. Any number of threads may call the returned artifact.
+    A process that forks must do so before the first call, or call `torch.set_num_threads(1)` in the child.
 
     The weights of a compiled package are mapped from the file: do not overwrite or truncate it while the artifact is
     in use. It may be replaced by another file, or deleted.
@@ -193,12 +225,14 @@ def open_artifact(
     """
     if threads is not None:
         SessionSettings(threads=threads).require_valid()
+    if Path(path).is_dir():
+        raise ArtifactError(f"{path or '.'} is a directory", "give the path of an artifact in it, such as trace.pt")
     found = adjacent_records.vouch(Path(path), verify, None if public_key is None else Path(public_key))
     file = found.path
     if not found.recorded:
         contract_files.require_whole(file)
     contract = _read_contract(file, found.target, Path(path).suffix)
-    where = device or contract.device
+    where = str(device or contract.device)
     environment.require_device(where)
     if where.partition(":")[0] != contract.device:
         raise ContractError(

@@ -204,6 +204,8 @@ def _extract(source: _Source, root: Path) -> Manifest:
     if missing:
         raise ValueError(f"{min(missing)} is missing")
     listed = checksums.read(root)
+    if listed is None and digests.keys() & integrity.STATEMENTS.keys():  # bundles of an earlier exporter have neither
+        raise ValueError(f"{checksums.NAME} is missing")
     if listed is not None:
         found = {name: digest for name, digest in digests.items() if name in listed or name not in layout.UNLISTED}
         if wrong := checksums.differences(listed, found, checksums.NAME):

@@ -19,6 +19,7 @@ from exporter.core.errors import AlteredError, ExporterError, MissingDependency,
 if TYPE_CHECKING:
     from securesystemslib.dsse import Envelope
 
+RSA_BITS = 2048  # shorter keys can be broken
 PAYLOAD = "application/vnd.in-toto+json"
 OFFLINE = "without a network, sign with --key"
 STRANGER = "give the key or identity of its signer if you trust that, or get a copy that is signed by whom you trust"
@@ -51,12 +52,20 @@ def with_key(payload: bytes, key: Path, ask: Callable[[], str]) -> str:
 
 
 def _private_key(pem: bytes, ask: Callable[[], str]) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        return load_pem_private_key(pem, password=None)
+        key = load_pem_private_key(pem, password=None)
     except TypeError:  # it is encrypted
-        return load_pem_private_key(pem, password=ask().encode())
+        key = load_pem_private_key(pem, password=ask().encode())
+    if not isinstance(key, Ed25519PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey):
+        raise ValueError("it is neither Ed25519, ECDSA nor RSA")
+    if isinstance(key, RSAPrivateKey) and key.key_size < RSA_BITS:
+        raise ValueError(f"its {key.key_size} bits are too few for RSA, which needs {RSA_BITS}")
+    return key
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def temporary_error(error: OSError) -> BundleError | None:
 
 def _is_temporary(place: str | Path) -> bool:
     with suppress(OSError):  # there is no temporary folder
-        return Path(os.fsdecode(place)).is_relative_to(tempfile.gettempdir())
+        return Path(os.fsdecode(place)).absolute().is_relative_to(tempfile.gettempdir())
     return False
 
 

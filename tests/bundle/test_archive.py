@@ -32,7 +32,7 @@ from support.commands import Cli
 from support.manifests import manifest, variant
 from support.signatures import write_keys
 
-from exporter.bundle import archive, integrity, layout, publishing
+from exporter.bundle import archive, checksums, integrity, layout, publishing
 from exporter.bundle.signing import Trust
 from exporter.core import filesystem
 from exporter.core.errors import AlteredError, ArtifactError, BundleError, ExporterError, UsageError
@@ -80,6 +80,13 @@ def test_an_altered_log(toy: Path, tmp_path: Path) -> None:
     (toy / "logs" / "trace.log").write_text("all is lost")
     with pytest.raises(ArtifactError, match="failed verification"):
         packed(toy)
+
+
+def test_a_bundle_without_its_list_of_hashes(toy: Path, tmp_path: Path) -> None:
+    """The other files of a sealed bundle show that there was one."""
+    members = [(info, data) for info, data in members_of(packed(sealed(toy))) if not info.name.endswith(checksums.NAME)]
+    with pytest.raises(ArtifactError, match=r"SHA256SUMS is missing"):
+        unpack(compressed(tar_of(members)), tmp_path)
 
 
 def test_packing_is_reproducible(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

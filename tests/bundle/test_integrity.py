@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from support.commands import Cli, Run, recipe_path
@@ -462,6 +462,24 @@ def test_invalid_keys(cli: Cli, signed: Path, keys: tuple[Path, Path], tmp_path:
     assert cli("sign", signed, "--key", keys[1]).code == 2
     assert cli("check", signed, "--public-key", keys[0]).code == 2
     assert cli("check", signed, "--identity", "me@example.org").code == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (x25519.X25519PrivateKey.generate, "it is neither Ed25519, ECDSA nor RSA"),
+        (
+            lambda: rsa.generate_private_key(public_exponent=65537, key_size=1024),
+            "its 1024 bits are too few for RSA, which needs 2048",
+        ),
+    ],
+    ids=["x25519", "short"],
+)
+def test_keys_that_must_not_sign(cli: Cli, bundle: Path, tmp_path: Path, make: Callable[[], Any], why: str) -> None:
+    key, _ = write_keys(tmp_path, make())
+    done = cli("sign", bundle, "--key", key)
+    assert (done.code, f"{key} is not a usable private key: {why}" in done.err) == (2, True)
+    assert not (bundle / "provenance.dsse.json").exists()
 
 
 def test_an_altered_bundle_is_not_signed(cli: Cli, bundle: Path, keys: tuple[Path, Path]) -> None:

@@ -98,6 +98,16 @@ def test_other_system_errors_do_not_blame_the_temporary_folder(tmp_path: Path) -
     assert known.remedy == "free some space, or set TMPDIR to another folder"
 
 
+def test_a_folder_in_place_of_an_output_below_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(tmp_path)
+    known = filesystem.error(IsADirectoryError(errno.EISDIR, "a directory", str(tmp_path / "out")), Path("out"))
+    assert known.remedy == "give another --out"
+
+
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_killed_zygote_is_reported(ready: bool, tmp_path: Path) -> None:
     with Zygote() as zygote:

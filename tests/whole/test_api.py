@@ -376,6 +376,55 @@ def test_files_that_are_not_artifacts_are_refused(tmp_path: Path) -> None:
         exporter.open_artifact(tmp_path / "missing.onnx")
 
 
+def test_a_folder_is_refused(made_bundle: Path) -> None:
+    with pytest.raises(ArtifactError, match=rf"^{made_bundle} is a directory$") as raised:
+        exporter.open_artifact(made_bundle)
+    assert raised.value.remedy == "give the path of an artifact in it, such as trace.pt"
+
+
+FORKED = """
+import os, sys, torch, exporter
+
+torch.set_num_threads(2)
+artifact = exporter.open_artifact(sys.argv[1])
+given = {"ids": torch.zeros(2, 3, dtype=torch.int64), "mask": torch.ones(2, 3)}
+
+def in_child(threads):
+    sys.stdout.flush()
+    if child := os.fork():
+        return os.waitpid(child, 0)
+    torch.set_num_threads(threads)
+    try:
+        print(list(artifact(**given)))
+    except exporter.ExporterError as error:
+        print(f"{error}; {error.remedy}")
+    sys.stdout.flush()
+    os._exit(0)
+
+in_child(2)
+artifact(**given)
+in_child(2)
+in_child(1)
+artifact(**given)
+"""
+
+
+@pytest.mark.parametrize("file", ["trace.pt", "model.onnx"])
+def test_a_process_that_was_forked_after_a_call_is_told(made_bundle: Path, tmp_path: Path, file: str) -> None:
+    """Its call would never return. Before a call, with one thread and in onnxruntime, forks are fine."""
+    (tmp_path / "script.py").write_text(FORKED)
+    command = [sys.executable, str(tmp_path / "script.py"), str(made_bundle / file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    told = "this process was forked after a call of an artifact, and torch's threads do not survive that; "
+    told += "fork before the first call, or call torch.set_num_threads(1) here"
+    names = "['hidden', 'pooled', 'best']"
+    assert done.stdout.splitlines() == [names, told if file == "trace.pt" else names, names]
+
+
+def test_a_device_of_torch(made_bundle: Path) -> None:
+    assert exporter.open_artifact(made_bundle / "trace.pt", device=torch.device("cpu")).device == "cpu"
+
+
 def test_another_device_is_refused(made_bundle: Path) -> None:
     with pytest.raises(ContractError, match="exported for cpu, not for cuda"):
         exporter.open_artifact(made_bundle / "trace.pt", device="cuda")
