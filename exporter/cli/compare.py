@@ -24,7 +24,7 @@ from exporter.core.settings import SessionSettings, TimingSettings
     "--max-larger", type=click.FloatRange(0), metavar="PERCENT", help="Fail if a variant is larger by more than this."
 )
 @click.option("--allow-breaking", is_flag=True, help="Allow contract changes that break callers.")
-@_options.of(TimingSettings, "time_budget")
+@_options.of(TimingSettings, "time_budget", "wait_quiet")
 @_options.of(SessionSettings, "threads")
 @_options.of(SessionSettings, "timeout", default=600.0, help="Time limit for one answer of a session, in seconds.")
 @_bundle.OPS_LIBS

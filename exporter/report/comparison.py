@@ -45,8 +45,8 @@ def _latency(latency: Latency | None) -> tuple[str, str]:
     medians = f"{number(latency.old_ms)} → {number(latency.new_ms)} ms"
     if latency.ratio_ci95 is None:
         return medians, f"{latency.ratio:.2f}x"
-    low, high = latency.ratio_ci95
-    return medians, f"{latency.ratio:.2f}x ({low:.2f}…{high:.2f})"
+    ratio, low, high = (f"{one:.2f}" if one >= 0.01 else f"{one:.1g}" for one in (latency.ratio, *latency.ratio_ci95))
+    return medians, f"{ratio}x ({low}…{high})"
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:

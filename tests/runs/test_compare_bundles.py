@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,33 @@ def test_the_latency_limit_applies_to_the_lower_end_of_the_interval() -> None:
 
     assert broken(1.04) == []
     assert broken(1.06) == ["trace (python) is 20.0% slower; the limit is 5%"]
+
+
+def test_a_busy_machine_puts_the_latency_limit_in_doubt() -> None:
+    """The interval is widened by the share of the machine that was lost, as in the report."""
+
+    def broken(low: float) -> list[str]:
+        latency = {"python": compare_bundles.Latency(1, 9, 9.0, (low, 30))}
+        pair = compare_bundles.Pair("trace", (), ("exact", "exact"), (1, 1), latency, busy="it was busy", lost=0.5)
+        comparison = compare_bundles.Comparison("old", "new", (pair,), (), ())
+        return compare_bundles._broken(comparison, compare_bundles.Limits(max_slower=20))
+
+    assert broken(1.79) == []
+    (reason,) = broken(1.81)
+    assert reason.startswith("trace (python) is 800.0% slower; the limit is 20%, but it was busy: compare again on a")
+
+
+def test_a_comparison_waits_for_a_quiet_machine(bundle: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def wait(limit_s: float, progress: Callable[[str], None]) -> str:
+        waited.append(limit_s)
+        progress("wait: load")
+        return ""
+
+    monkeypatch.setattr(compare_bundles.machine_load, "wait", wait)
+    done = cli("compare", bundle, bundle, "--measure", "--time-budget", 0.1, "--wait-quiet", 7)
+    assert (done.code, set(waited), "wait: load" in done.err) == (0, {7}, True)
 
 
 def test_an_altered_artifact_is_refused(tmp_path: Path) -> None:
