@@ -149,9 +149,11 @@ void print_load(const Warm& warm, const Load& load, double highest) {
     std::printf("%s\n", json.dump().c_str());
     return;
   }
-  std::printf("%s: %s on %s, %d callers with %d threads each\n", options.artifact.c_str(),
+  const int threads = at::get_num_threads();
+  std::printf("%s: %s on %s, %d caller%s with %d thread%s%s\n", options.artifact.c_str(),
               to_string(warm.artifact.info().kind), warm.artifact.device().str().c_str(),
-              options.callers, at::get_num_threads());
+              options.callers, options.callers == 1 ? "" : "s", threads, threads == 1 ? "" : "s",
+              options.callers == 1 ? "" : " each");
   std::printf("  Throughput:         %9.1f calls/s    %zu calls in %.2f s\n", throughput, all.count,
               load.seconds);
   if (options.load > 0) {

@@ -9,6 +9,7 @@
 namespace exporter::app {
 
 void tidy_on_signals(bool except_termination) {
+  signal(SIGXFSZ, SIG_IGN);  // writing beyond a limit on file sizes returns an error instead
   sigset_t awaited;
   sigemptyset(&awaited);
   for (const int number : {SIGINT, SIGHUP, SIGTERM}) {

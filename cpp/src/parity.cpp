@@ -94,10 +94,16 @@ std::string shape_text(at::IntArrayRef sizes) {
   return text + "]";
 }
 
-std::string short_number(double value) {
+std::string number(double value, int digits) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
   return text;
+}
+
+/// Shows both numbers with 6 digits, or with all of them if they look the same otherwise.
+std::string difference(double actual, double reference) {
+  const int digits = number(actual, 6) == number(reference, 6) ? 17 : 6;
+  return number(actual, digits) + " where the reference is " + number(reference, digits);
 }
 
 std::vector<std::int64_t> unravel(std::int64_t flat, at::IntArrayRef sizes) {
@@ -161,9 +167,7 @@ bool fail_specials(OutputParity& result, const Values& values, at::IntArrayRef s
     return fail("NaN", *at, ": eager itself returns NaN");
   }
   const auto at = first_other_infinity(values);
-  return at && fail("Inf", *at,
-                    ": " + short_number(values.actual[*at]) + " where the reference is " +
-                        short_number(values.reference[*at]));
+  return at && fail("Inf", *at, ": " + difference(values.actual[*at], values.reference[*at]));
 }
 
 /// Returns a distance relative to the allowed one: 1 is the limit. If nothing is allowed, because
@@ -393,9 +397,8 @@ OutputParity compare_floats(OutputParity result, const Values& values, at::IntAr
     result.reason = too_coarse(sums, tolerance);
     if (*result.cosine < *tolerance.min_cosine) result.cause = kTooCoarse;
   } else if (result.verdict == Verdict::fail) {
-    result.reason = short_number(values.actual[sums.worst]) + " where the reference is " +
-                    short_number(values.reference[sums.worst]) + " at " + shape_text(result.worst) +
-                    describe_noise(sums, result.verdict, tolerance);
+    result.reason = difference(values.actual[sums.worst], values.reference[sums.worst]) + " at " +
+                    shape_text(result.worst) + describe_noise(sums, result.verdict, tolerance);
   } else {
     result.reason = describe_noise(sums, result.verdict, tolerance);
   }

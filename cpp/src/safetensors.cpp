@@ -291,13 +291,13 @@ SafeTensors read_safetensors(const std::filesystem::path& path) {
 }
 
 void write_safetensors(const fs::path& path, const NamedTensors& tensors) {
-  const fs::path target = target_of(path);
-  const fs::file_status status = fs::status(target);
+  const fs::file_status status = fs::status(path);
   if (fs::is_directory(status)) throw std::runtime_error("it is a folder");
   if (fs::exists(status) && !fs::is_regular_file(status)) {  // a pipe or a device
-    write_file(target, tensors);
+    write_file(path, tensors);
     return;
   }
+  const fs::path target = target_of(path);
   const fs::path folder = target.parent_path();
   if (!folder.empty() && !fs::is_directory(folder)) {
     throw std::runtime_error("there is no folder " + folder.string());

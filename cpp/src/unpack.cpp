@@ -104,8 +104,12 @@ class Folder {
 };
 
 [[noreturn]] void cannot_write(const fs::path& path) {
-  throw std::system_error(errno, std::generic_category(),
-                          path.string() + " cannot be written (set TMPDIR to use another folder)");
+  const int code = errno;
+  const bool too_many = code == EMFILE || code == ENFILE;
+  const char* remedy = too_many ? "raise the limit of open files, as with ulimit -n"
+                                : "set TMPDIR to use another folder";
+  throw std::system_error(code, std::generic_category(),
+                          path.string() + " cannot be written (" + remedy + ")");
 }
 
 void write_all(int file, const char* data, std::size_t size, const fs::path& path) {

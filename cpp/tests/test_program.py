@@ -10,6 +10,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -190,6 +192,43 @@ class Commands(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
         self.assertEqual([c for c in done.stderr if not c.isprintable() and c != "\n"], [])
 
+    def test_outputs_to_a_pipe(self) -> None:
+        words = ["run", FIXTURES / "model.pt", "--inputs", FIXTURES / "inputs.safetensors", "--outputs"]
+        outputs = self.directory / "outputs.safetensors"
+        self.assertEqual(call(*words, outputs).returncode, 0)
+        done = subprocess.run([PROGRAM, *map(str, words), "/dev/stdout"], capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, outputs.read_bytes(), b""))
+
+    def test_a_limit_on_file_sizes(self) -> None:
+        words = ["run", FIXTURES / "model.pt", "--inputs", FIXTURES / "inputs.safetensors", "--outputs"]
+        outputs = self.directory / "outputs.safetensors"
+        script = f"ulimit -f 0; {shlex.join([PROGRAM, *map(str, words), str(outputs)])}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, list(self.directory.glob("outputs*"))), (1, []), done.stderr)
+        self.assertIn("outputs.safetensors cannot be written", done.stderr)
+
+    @OUR_UNPACKING
+    def test_a_limit_on_open_files(self) -> None:
+        script = f"ulimit -n 8; {shlex.join([PROGRAM, 'info', str(FIXTURES / 'model.pt2')])}"
+        self.assertEqual(subprocess.run(["bash", "-c", script], capture_output=True, timeout=60).returncode, 0)
+        done = subprocess.run(
+            ["bash", "-c", script.replace(" info ", " verify ")], capture_output=True, text=True, timeout=60
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("Too many open files", done.stderr)
+        self.assertNotIn("TMPDIR", done.stderr)
+
+    def test_verify_shows_differences_beyond_six_digits(self) -> None:
+        golden = goldens.load(FIXTURES / "golden.safetensors")
+        case = golden["cases"][1]
+        case["reference"][0][0, 0] += 1e-7
+        case["eager"][0] = case["reference"][0].float()
+        goldens.save(golden, self.directory / "golden.safetensors")
+        words = ("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors")
+        done = call(*words, "--rtol", 0, "--atol", 0)
+        actual, reference = re.search(r"(0\.\d+) where the reference is (0\.\d+)", done.stdout).groups()
+        self.assertAlmostEqual(float(reference) - float(actual), 1e-7, delta=5e-8)
+
     def test_verify_detects_a_changed_golden(self) -> None:
         golden = goldens.load(FIXTURES / "golden.safetensors")
         golden["cases"][1]["reference"][0][0, 0] += 0.01
@@ -273,7 +312,7 @@ class Commands(unittest.TestCase):
             self.assertGreater(answer["calls_per_s"], 0)
             self.assertGreater(min(answer["load_s"], answer["first_call_ms"]), 0)
             text = call("bench", FIXTURES / model, *given).stdout
-            self.assertIn("3 callers with 1 threads each", text)
+            self.assertIn("3 callers with 1 thread each", text)
             self.assertRegex(text, r"Cold start: +[0-9.]+ s to load, [0-9.]+ ms the first call")
         done = call("bench", FIXTURES / MODELS[0], "--callers", 0)
         self.assertEqual(done.returncode, 2)

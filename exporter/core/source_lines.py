@@ -38,26 +38,14 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MENTION = re.compile(r"((?:^|(?<=\())/[^\n()\"':]*?\.py|[^\s()\[\]\"'=,]+\.py)[:(](\d+)", re.MULTILINE)
 _NO_PLACE = re.compile(r"(?:Caused by: \(|registered at )\S+")  # truncated at the front; where an operator was defined
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/(?=([^/]+))")
-_STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/)")
+_STANDARD = re.compile(r"(?:.*/lib/python3\.\d+/|<|code/__torch__|torch/|functorch/|exporter/)")
 _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = frozenset((
-    "causal_masks.py",
-    "clamped_slices.py",
-    "counted_results.py",
-    "differentiation.py",
-    "gpu_operators.py",
-    "interpreter",
-    "inverse_stft.py",
-    "mixed_dtypes.py",
-    "mixture_of_experts.py",
-    "padded_encoders.py",
-    "recurrent.py",
-    "running_statistics.py",
-    "sizes_in_builtins.py",
-    "sizes_in_calls.py",
-    "sparse_matrices.py",
+    "causal_masks.py", "clamped_slices.py", "counted_results.py", "differentiation.py", "gpu_operators.py",
+    "interpreter", "inverse_stft.py", "mixed_dtypes.py", "mixture_of_experts.py", "padded_encoders.py",
+    "recurrent.py", "running_statistics.py", "sizes_in_builtins.py", "sizes_in_calls.py", "sparse_matrices.py",
     "value_checks.py",
 ))  # fmt: skip
 _CALLS_THE_MODEL = str(Path(__file__).parents[1] / "model" / "flattening.py")
@@ -166,6 +154,12 @@ def place(text: str) -> str:
     frames = [shown(m[1], m[2]) for m in _FRAME.finditer(text) if not _is_library(m[1])]
     others = [shown(m[1], m[2]) for m in _MENTION.finditer(text) if not _is_library(m[1])]
     return next(iter(others or (frames if HERE in text else frames[::-1])), "")
+
+
+def place_of_node(trace: str) -> str:
+    """Return the place that a node's stack trace names; one in torch's own layers if there is no other."""
+    frames = (shown(m[1], m[2]) for m in _FRAME.finditer(trace))
+    return place(trace) or next(reversed([frame for frame in frames if _LAYER.match(frame)]), "")
 
 
 def near(place: str) -> str:

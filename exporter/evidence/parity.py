@@ -130,6 +130,12 @@ def _moved(eager: Array, reference: Array, stored: Array) -> Array:
     return made
 
 
+def _difference(actual: float, reference: float) -> str:
+    """Show both numbers with 6 digits, or with all of them if they look the same otherwise."""
+    digits = 17 if f"{actual:.6g}" == f"{reference:.6g}" else 6
+    return f"{actual:.{digits}g} where the reference is {reference:.{digits}g}"
+
+
 def _compare_integers(name: str, got: Array, eager: Array) -> OutputParity:
     differs = got != eager
     if not differs.any():
@@ -173,7 +179,7 @@ def _compare_floats(
         lost = _lost_firsts(got, reference) if _holds_scores(name, got) else 0
         verdict = "FAIL" if lost else "quantized"
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), got.shape))
-    reason = "" if verdict != "FAIL" else f"{y[at]:.6g} where the reference is {r[at]:.6g} at {list(index)}"
+    reason = "" if verdict != "FAIL" else f"{_difference(y[at], r[at])} at {list(index)}"
     noisy = [one for one in groups if one.is_noisy and not one.within and not one.is_as_good(tolerance)]
     if noisy and verdict != "quantized":
         wrong = f"eager's error is {noisy[0].eager:.3g} where the output is {noisy[0].reference:.3g} (RMS)"

@@ -20,7 +20,7 @@ def of(node: fx.Node) -> Origin:
     """Return the origin of a node of an exported program or of a graph that dynamo captured."""
     modules = node.meta.get("nn_module_stack") or {}
     path = next((str(one[0]) for one in reversed(list(modules.values())) if one[0]), "")
-    return Origin(within(path), source_lines.place(str(node.meta.get("stack_trace") or "")), node.name)
+    return Origin(within(path), source_lines.place_of_node(str(node.meta.get("stack_trace") or "")), node.name)
 
 
 def within(path: str) -> str:

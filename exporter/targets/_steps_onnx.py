@@ -203,7 +203,7 @@ def _between(producer: Mapping[str, Any], outputs: Iterable[str], inputs: set[st
 
 def _origin(node: Any) -> Origin | None:
     said = {one.key.rpartition(".")[2]: one.value for one in node.metadata_props}
-    place = source_lines.place(said.get("stack_trace", ""))
+    place = source_lines.place_of_node(said.get("stack_trace", ""))
     if not place:
         return None
     scopes = ast.literal_eval(said.get("name_scopes", "[]"))

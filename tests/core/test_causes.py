@@ -622,6 +622,10 @@ RECORDED = [
         "operator-not-in-onnx",
         "UnsupportedOperatorError: Exporting the operator 'aten::gcd' to ONNX opset version 20 is not supported",
     ),
+    (
+        "operator-not-in-onnx",
+        "OnnxExporterError: Unsupported: ONNX export of operator Sort, Out parameter is not supported. Please feel free",
+    ),
     # A model that torchao has quantized; a convolution after a length regulator, slow to reproduce.
     ("quantized-already", "RuntimeError: Attempted to access the data pointer on an invalid python storage."),
     ("size-without-producer", "AssertionError: materialize_symints: no producer for u0"),

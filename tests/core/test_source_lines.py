@@ -227,3 +227,25 @@ def test_stack_traces_without_folders() -> None:
 def test_a_message_that_introduces_code_does_not_end_with_its_colon() -> None:
     error = RuntimeError("import statements aren't supported:\n\n  File 'a.py', line 3\n    import math")
     assert source_lines.message(error) == "import statements aren't supported"
+
+
+NODE = """File "{own}", line 12, in forward
+    return self.layers(x)
+  File "/venv/lib/python3.11/site-packages/torch/nn/modules/container.py", line 259, in forward
+    input = module(input)
+  File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)"""
+
+
+@pytest.mark.parametrize(
+    ("own", "place"),
+    [
+        ("/home/me/net.py", "/home/me/net.py:12"),
+        ("exporter/model/flattening.py", "torch/nn/modules/linear.py:134"),  # as a portable trace names it
+    ],
+)
+def test_the_place_of_a_node_is_in_a_layer_if_the_model_has_no_line(own: str, place: str) -> None:
+    trace = NODE.format(own=own)
+    assert source_lines.place_of_node(trace) == place
+    assert source_lines.place(trace) == (place if place.startswith("/home") else "")
+    assert source_lines.place_of_node("") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,13 @@ def test_within_tolerance_is_rounding() -> None:
     assert found.verdict == "rounding"
     assert found.max_abs == pytest.approx(5e-5, rel=1e-2)
     assert found.rmse_ratio is None, "eager has no error of its own to compare with"
+
+
+def test_numbers_that_look_the_same_are_shown_in_full() -> None:
+    found = judge([0.13230205], [0.13230195], tolerance=Tolerance(0, 0))
+    assert found.reason.startswith("0.132302")
+    got, reference = re.findall(r"0\.\d{8,}", found.reason)
+    assert float(got) - float(reference) == pytest.approx(1e-7, rel=0.2)
 
 
 def test_beyond_tolerance_fails_and_says_where() -> None:

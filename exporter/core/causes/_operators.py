@@ -94,6 +94,7 @@ CAUSES = (
         (
             NO_ONNX + r"<OpOverload\(op='(?P<op>[\w.]+)'",
             r"Exporting the operator '(?P<op>[\w:.]+)' to ONNX opset version \d+ is not supported",
+            r"Unsupported: ONNX export of operator (?P<op>\w+)",
         ),
         "There is no translation to ONNX for the operator {op}",
         "use other operators, or ship another target",

@@ -60,7 +60,7 @@ class Watched:
         module = next((found for one in reversed(list(stack.values())) if (found := self._known(str(one[0])))), "")
         values = pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)])
         moved = sum(one.numel() * one.element_size() for one in values if isinstance(one, torch.Tensor))
-        return Origin(module, source_lines.place(str(node.meta.get("stack_trace") or "")), bytes=float(moved))
+        return Origin(module, source_lines.place_of_node(str(node.meta.get("stack_trace") or "")), bytes=float(moved))
 
     def _known(self, path: str) -> str:
         """Return a path in the model; "" for the model itself and for modules of the loss."""
