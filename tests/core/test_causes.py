@@ -624,7 +624,7 @@ RECORDED = [
     ),
     (
         "operator-not-in-onnx",
-        "OnnxExporterError: Unsupported: ONNX export of operator Sort, Out parameter is not supported. Please feel free",
+        "OnnxExporterError: Unsupported: ONNX export of operator Sort, Out parameter is not supported.",
     ),
     # A model that torchao has quantized; a convolution after a length regulator, slow to reproduce.
     ("quantized-already", "RuntimeError: Attempted to access the data pointer on an invalid python storage."),

@@ -36,7 +36,7 @@ def test_within_tolerance_is_rounding() -> None:
 
 
 def test_numbers_that_look_the_same_are_shown_in_full() -> None:
-    found = judge([0.13230205], [0.13230195], tolerance=Tolerance(0, 0))
+    found = judge([0.13230205], [0.13230195], tolerance=Tolerance(0, 0, k=2.0))
     assert found.reason.startswith("0.132302")
     got, reference = re.findall(r"0\.\d{8,}", found.reason)
     assert float(got) - float(reference) == pytest.approx(1e-7, rel=0.2)

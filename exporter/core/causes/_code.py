@@ -151,7 +151,11 @@ CAUSES = (
     ),
     Cause(
         "graph-break",
-        (r"(?<!SymbolicValueError: )\bUnsupported: (?!ONNX export of )", r"compile-graph-break-site", r"torch\._dynamo\.graph_break"),
+        (
+            r"(?<!SymbolicValueError: )\bUnsupported: (?!ONNX export of )",
+            r"compile-graph-break-site",
+            r"torch\._dynamo\.graph_break",
+        ),
         "torch.compile cannot follow the code here and breaks the graph",
         "move that call out of forward, or rewrite it with operations that torch.compile supports",
     ),
