@@ -9,7 +9,7 @@ import click
 
 from exporter.cli import _bundle, _options
 from exporter.core.errors import UsageError
-from exporter.core.settings import SessionSettings
+from exporter.core.settings import SessionSettings, TimingSettings
 
 
 @click.command(name="profile", short_help="Find the source lines on which each variant spends its time.")
@@ -28,6 +28,7 @@ from exporter.core.settings import SessionSettings
     help="Profile a training step with the recipe's loss(): train, train:model, train:apart, train:whole.",
 )
 @click.option("--top", type=click.IntRange(1), default=15, show_default=True, help="Lines to print.")
+@_options.of(TimingSettings, "wait_quiet")
 @_options.of(SessionSettings, "timeout", default=1800.0, help="Limit for each step, in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @_options.QUIET
@@ -50,7 +51,7 @@ def command(bundle: Path, variants: tuple[str, ...], out: Path | None, **options
     from exporter.report import profile
     from exporter.runs import profile_bundle, profile_training
 
-    asked = profile_bundle.Asked(variants, options["seconds"], options["timeout"])
+    asked = profile_bundle.Asked(variants, options["seconds"], options["timeout"], options["wait_quiet"])
     run = profile_training.run if options["train"] else profile_bundle.run
     folder = _bundle.beside(bundle, "profile", out)
     if not (bundle / "manifest.json").is_file():

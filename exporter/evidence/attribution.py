@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from exporter.core import precisions
 from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
 from exporter.core.records import EAGER
+from exporter.core.timing_records import MachineLoad
 
 Key = tuple[str, str]  # a module's path and a place
 Turn = tuple[str, str | None]  # a place and an operator
@@ -264,28 +265,35 @@ def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, p
     return tuple(sorted(rows, key=lambda row: -row.ms))
 
 
-def advice(lines: Sequence[Line], variants: Sequence[Profiled], baseline: str = EAGER) -> tuple[str, ...]:
+def advice(
+    lines: Sequence[Line], variants: Sequence[Profiled], baseline: str = EAGER, busy: MachineLoad | None = None
+) -> tuple[str, ...]:
     """Return which variant is fastest, where it wins, what it lacks kernels for, and what to try first with it.
 
     `baseline` is the name of the eager variant. That of a training step is another, and options of exports do not apply
-    to it.
+    to it. `busy` is the other load on the machine if it was busy during the timings: intervals are widened by the share
+    that was lost, as in the report, and what remains is in doubt.
     """
     ranked = sorted((one for one in variants if one.latency_ms), key=lambda one: one.latency_ms)
     if not ranked:
         return ()
     best, *others = ranked
     eager = [one for one in others[1:] if one.name == baseline]
-    found = [_won(lines, best, other) for other in (*others[:1], *eager)]
+    found = [_won(lines, best, other, busy) for other in (*others[:1], *eager)]
     if best.fallbacks:
         found.append(f"{best.name} has no kernel of its own for {', '.join(best.fallbacks[:3])}")
-    return (*found, f"first to try, for {best.name}: {_remedy(lines, best, others, baseline == EAGER)}")
+    doubt = " (in doubt, because the machine was busy)" if busy else ""
+    return (*found, f"first to try, for {best.name}{doubt}: {_remedy(lines, best, others, baseline == EAGER)}")
 
 
-def _won(lines: Sequence[Line], best: Profiled, other: Profiled) -> str:
+def _won(lines: Sequence[Line], best: Profiled, other: Profiled, busy: MachineLoad | None = None) -> str:
     """Return by how much a variant wins, and the part of the difference that is largest."""
     won = other.latency_ms - best.latency_ms
-    if other.ci95_ms[1] and best.ci95_ms[1] >= other.ci95_ms[0]:
-        return f"{best.name} and {other.name} cannot be told apart: the 95% intervals of their latencies overlap"
+    slack = busy.lost if busy else 0.0
+    if other.ci95_ms[1] and best.ci95_ms[1] * (1 + slack) >= other.ci95_ms[0] * (1 - slack):
+        widened = ", widened because the machine was busy," if slack else ""
+        what = f"the 95% intervals of their latencies{widened} overlap"
+        return f"{best.name} and {other.name} cannot be told apart: {what}"
     spent, before = ({time.line: time.ms for time in one.times} for one in (best, other))
     gains = {named(lines[line]): ms - spent.get(line, 0.0) for line, ms in before.items()}
     gains["operators that no line explains"] = other.elsewhere_ms - best.elsewhere_ms
@@ -293,11 +301,10 @@ def _won(lines: Sequence[Line], best: Profiled, other: Profiled) -> str:
     where = max(gains, key=lambda one: gains[one])
     if won <= 0 or gains[where] <= 0:
         return f"{best.name} is as fast as {other.name}"
+    verdict = f"{best.name} {'seems to win' if busy else 'wins'} {won:.3g} ms over {other.name}"
     if gains[where] > won:
-        return (
-            f"{best.name} wins {won:.3g} ms over {other.name}: {gains[where]:.3g} ms in {where}, less what others cost"
-        )
-    return f"{best.name} wins {won:.3g} ms over {other.name}, {gains[where] / won:.0%} of it in {where}"
+        return f"{verdict}: {gains[where]:.3g} ms in {where}, less what others cost"
+    return f"{verdict}, {gains[where] / won:.0%} of it in {where}"
 
 
 def named(line: Line) -> str:

@@ -126,7 +126,7 @@ def render(found: Profile, folder: Path, top: int) -> str:
     for one in found.variants:
         _about(console, one)
     for note in found.notes:
-        _say(console, note, "dim")
+        _say(console, note, "yellow")
     for sentence in found.advice:
         _say(console, sentence, "bold")
     for name in ("profile.html", "profile.json", "*.trace.json"):

@@ -69,6 +69,7 @@ def render(found: Profile) -> str:
     about = (
         f"{found.device}, {found.threads} threads, {found.case}; {found.created}",
         f"This machine reached {found.peaks.bytes_per_s / 1e9:.3g} GB/s and {rates}.",
+        *found.notes,
     )
     advice = "".join(f"<p>{_text(sentence)}</p>" for sentence in found.advice)
     advice = advice and f'<div class="advice">{advice}</div>'

@@ -20,10 +20,11 @@ from typing import Any
 from exporter import targets
 from exporter.bundle import integrity, layout
 from exporter.bundle.signing import Trust
-from exporter.core import environment, runners
+from exporter.core import environment, machine_load, runners
 from exporter.core.errors import ExporterError, UsageError
 from exporter.core.profile_records import Origin, Profile, Profiled, Step, Steps
 from exporter.core.records import EAGER, Manifest, VariantRecord
+from exporter.core.timing_records import MachineLoad
 from exporter.evidence import attribution, benchmark
 from exporter.model import custom_ops
 from exporter.runs import rebuild, session_checks
@@ -35,15 +36,20 @@ from exporter.workers.session.client import PythonSession, Session
 
 RUNS = 10  # calls under the profiler
 PYTHON, NATIVE = "python", "native"
+AGAIN = "profile again on a quiet machine (--wait-quiet SECONDS)"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to profile: variants by name (all that have an artifact if empty), and for how long to measure each."""
+    """What to profile: variants by name (all that have an artifact if empty), and for how long to measure each.
+
+    Before the first measurement, wait up to `wait_quiet` seconds for a quiet machine.
+    """
 
     names: tuple[str, ...] = ()
     seconds: float = 4.0
     timeout: float = 1800.0
+    wait_quiet: float = 0.0
 
 
 @dataclass
@@ -116,6 +122,7 @@ class Profiling:
         self.golden = layout.golden(self.place)
         self.failed: list[Profiled] = []
         self.opened: list[Session] = []
+        self.busiest: MachineLoad | None = None  # the largest other load during the timings, if any was busy
 
     def close(self) -> None:
         for session in self.opened:
@@ -143,7 +150,7 @@ class Profiling:
         found = self.profile(running, steps, series, model)
         if needed.refused:
             note = f"steps are matched with eager's operators, because there is no exported program: {needed.refused}"
-            found = replace(found, notes=(note,))
+            found = replace(found, notes=(*found.notes, note))
         return found, {name: model.resolved(one) for name, one in steps.items()}
 
     def fail(self, name: str, kind: str, error: ExporterError) -> None:
@@ -238,6 +245,8 @@ class Profiling:
 
         Return those of the variants that did not fail.
         """
+        if self.asked.wait_quiet:
+            machine_load.wait(self.asked.wait_quiet, self.begun)
         before = self._timed(running)
         steps: dict[str, Steps] = {}
         for one in running:
@@ -257,12 +266,16 @@ class Profiling:
         left = list(running)
         while left:
             subjects = {one.name: At(one.session, EXAMPLE) for one in left}
+            watch = machine_load.Watch()
             try:
                 found = benchmark.measure(subjects, self.asked.seconds / 2, left[0].name, self._say)
             except ExporterError as error:  # of the first, to which the others are compared
                 self.fail(left[0].name, left[0].kind, error)
                 left = left[1:]
                 continue
+            machine = watch.load()
+            if machine is not None and machine.busy and (not self.busiest or machine.lost > self.busiest.lost):
+                self.busiest = machine
             for one in left:
                 failed = found[one.name].error
                 if failed:
@@ -304,6 +317,7 @@ class Profiling:
                     notes=steps[one.name].notes,
                 )
             )
+        busy = (f"the machine was busy during timing: {self.busiest.describe()}; {AGAIN}",) if self.busiest else ()
         return Profile(
             self.manifest.model.name,
             self.request.device,
@@ -312,7 +326,8 @@ class Profiling:
             model.peaks,
             tuple(line for line, _ in lines),
             (*variants, *self.failed),
-            attribution.advice([line for line, _ in lines], variants, baseline),
+            attribution.advice([line for line, _ in lines], variants, baseline, self.busiest),
             environment=environment.describe(targets.distributions(one.name.partition(":")[0] for one in running)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            notes=busy,
         )

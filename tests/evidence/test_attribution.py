@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from exporter.core.profile_records import Line, LineTime, Origin, Peaks, Profiled, Step, Steps, Work, aligned
+from exporter.core.timing_records import MachineLoad
 from exporter.evidence import attribution
 
 PEAKS = Peaks(1e10, {"fp32": 1e11})
@@ -146,6 +147,20 @@ def test_advice_compares_with_the_next_variant_and_with_eager() -> None:
     assert attribution.advice(LINES, variants)[0].startswith("onnx and trace cannot be told apart")
     mixed = attribution.advice(LINES, [_variant("onnx", 2.0, 2.0), _variant("trace", 4.0, 1.0)])
     assert mixed[0].startswith("onnx wins 1 ms over trace: 2 ms in layers.*.dense, net.py:7, less")
+
+
+def test_advice_is_in_doubt_if_the_machine_was_busy() -> None:
+    """Intervals are widened by the share of the machine that was lost, as in the report."""
+    variants = [_variant("eager", 8.0, 2.0), _variant("onnx", 2.0, 1.0), _variant("trace", 3.0, 1.0)]
+    busy = MachineLoad(cpus=2, others=0.2, steal=0.0, throttled=0.0, hot=0, load=3.0)
+    near, far, first = attribution.advice(LINES, variants, busy=busy)
+    assert near == (
+        "onnx and trace cannot be told apart: the 95% intervals of their latencies, widened because the machine was "
+        "busy, overlap"
+    )
+    assert far.startswith("onnx seems to win 7 ms over eager, 86% of it in layers")
+    assert first.startswith("first to try, for onnx (in doubt, because the machine was busy): ")
+    assert "seems to win 1 ms over trace" in attribution.advice(LINES, variants, busy=replace(busy, others=0.12))[0]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,13 @@ def test_the_page_is_one_file_and_escapes_names(tmp_path: Path) -> None:
     assert "20% of the bandwidth, 50% of the FLOP rate, copies 0.500 ms" in page
 
 
+def test_notes_are_on_the_page_and_in_the_text(tmp_path: Path) -> None:
+    found = replace(_profile(1), notes=("the machine was busy",))
+    profile.write(found, {}, tmp_path)
+    assert "<p>the machine was busy</p>" in (tmp_path / "profile.html").read_text()
+    assert "\nthe machine was busy\n" in profile.render(found, tmp_path, 1)
+
+
 def test_the_page_of_a_profile_without_variants(tmp_path: Path) -> None:
     found = replace(_profile(0), variants=(), advice=())
     profile.write(found, {}, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from support.commands import Cli, Run, request_for
 from support.lending import lend
 
+from exporter.core import machine_load
 from exporter.core.errors import JobError, UsageError
+from exporter.core.json_codec import from_json
 from exporter.core.profile_records import Profile, Step, Steps
+from exporter.core.timing_records import MachineLoad
 from exporter.evidence import benchmark
 from exporter.model import origins, steps
 from exporter.runs import pipeline, profile_bundle
@@ -122,6 +126,27 @@ def test_a_bundle_that_was_timed_is_profiled_beside_itself(run: Run, cli: Cli, t
     assert cli("check", place).code == 0
     assert cli("profile", place, "--out", place / "inside").code == 2
     assert cli("profile", tmp_path).code == 2
+
+
+def test_a_busy_machine_is_noted(run: Run, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = MachineLoad(cpus=2, others=0.6, steal=0.0, throttled=0.0, hot=0, load=3.0)
+    waited: list[float] = []
+
+    def wait(limit_s: float, progress: Callable[[str], None]) -> str:
+        waited.append(limit_s)
+        progress("wait: load")
+        return ""
+
+    monkeypatch.setattr(machine_load.Watch, "load", lambda _: load)
+    monkeypatch.setattr(machine_load, "wait", wait)
+    _, place = run("tiny:mlp", bench=False)
+    done = cli("profile", place, "--out", tmp_path / "out", "--seconds", "0.2", "--wait-quiet", 7)
+    assert (done.code, waited, "wait: load" in done.err) == (0, [7], True)
+    said = "the machine was busy during timing: other processes used 60% of 2 CPUs, load 3.0; profile again on a quiet"
+    assert said in " ".join(done.out.split())
+    assert "(in doubt, because the machine was busy)" in " ".join(done.out.split())
+    found = from_json(Profile, (tmp_path / "out" / "profile.json").read_bytes())
+    assert [note.partition(";")[0] for note in found.notes] == [said.partition(";")[0]]
 
 
 @pytest.mark.parametrize("kept", ["carry", "inputs"])
