@@ -251,9 +251,10 @@ class RunSettings(TimingSettings, ParitySettings, BuildSettings, SessionSettings
 
     tune: float = option(
         0.0,
-        "Look for faster ways to build and load each variant, for about this many seconds each: choices are built, "
-        "checked and timed one after another, and none is begun once they are over. A choice is kept only if it is "
-        "faster beyond doubt and loses no parity. By default nothing is tried.",
+        "Look for faster ways to build and load each variant: choices are built, checked and timed one after another, "
+        "and none is begun after this many seconds for that variant. One that has begun is finished, and a single one "
+        "may take longer than that, even for a small model. A choice is kept only if it is faster beyond doubt and "
+        "loses no parity. By default nothing is tried.",
         metavar="SECONDS",
         minimum=0,
     )
