@@ -72,6 +72,18 @@ class Artifact:
         self._shapes: carrying.Shapes | None = None  # of the state inside the artifact; None before the first call
         self._turn = threading.Lock() if contracts.keeps_state(contract) else contextlib.nullcontext()
 
+    def __reduce__(self) -> str:
+        """Raise TypeError: what a runtime has loaded cannot be pickled."""
+        raise TypeError("an Artifact cannot be pickled; open it again with open_artifact(path) where it is needed")
+
+    def __copy__(self, memo: object = None) -> Artifact:
+        """Return the same artifact, as for a function. Raises TypeError if it carries state, which would be shared."""
+        if contracts.keeps_state(self.contract):
+            raise TypeError("an Artifact that carries state cannot be copied; open it again with open_artifact(path)")
+        return self
+
+    __deepcopy__ = __copy__
+
     def reset(self) -> None:
         """Restore the initial state. Has no effect on an artifact that carries no state."""
         with self._turn:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import inspect
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -905,6 +907,19 @@ def test_the_reference_carries_its_own_state_in_float64() -> None:
         torch.testing.assert_close(got[1].double(), reference[1], rtol=1e-5, atol=1e-6)
         assert not torch.equal(got[1].double(), reference[1])
     assert held.changes() == {}
+
+
+def test_an_artifact_that_carries_state_is_not_copied(run: Run) -> None:
+    """The error was that of the lock inside: cannot pickle '_thread.lock' object."""
+    _, place = run("stateful:counter", "trace", bench=False, state="carry")
+    artifact = exporter.open_artifact(place / "trace.pt")
+    for way in (copy.copy, copy.deepcopy):
+        with pytest.raises(
+            TypeError, match="an Artifact that carries state cannot be copied; open it again with open_"
+        ):
+            way(artifact)
+    with pytest.raises(TypeError, match="an Artifact cannot be pickled"):
+        pickle.dumps(artifact.stream())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
+import pickle
 import shlex
 import subprocess
 import sys
@@ -129,6 +131,14 @@ def test_invalid_arguments_are_refused(
 def test_invalid_thread_counts_are_refused(made_bundle: Path, threads: int) -> None:
     with pytest.raises(UsageError, match=f"threads is {threads}"):
         exporter.open_artifact(made_bundle / "model.onnx", threads=threads)
+
+
+def test_an_artifact_is_not_pickled_and_copies_are_itself(made_bundle: Path) -> None:
+    artifact = exporter.open_artifact(made_bundle / "trace.pt")
+    with pytest.raises(TypeError, match=r"an Artifact cannot be pickled; open it again with open_artifact\(path\)"):
+        pickle.dumps(artifact)
+    assert copy.copy(artifact) is artifact
+    assert copy.deepcopy([artifact])[0] is artifact
 
 
 @pytest.mark.parametrize("form", ["a function", "a list", "a generator"])
