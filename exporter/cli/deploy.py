@@ -82,11 +82,11 @@ def docker(bundle: Path, variant: str | None, out: Path, runtime: str, ops_libs:
 
 
 def _show(deployment: Deployment, out: Path) -> None:
-    """Print what was made, its size, and its largest files."""
+    """Print what was made, its size, and its largest files with their paths in it."""
     from exporter.report.rows import size_of
 
     largest = sorted(deployment.files, key=lambda file: -file.bytes)[:2]
-    sizes = ", ".join(f"{Path(file.path).name} {size_of(file.bytes)}" for file in largest)
+    sizes = ", ".join(f"{file.path} {size_of(file.bytes)}" for file in largest)
     click.echo(f"{out}: {deployment.variant}, {size_of(deployment.bytes)} ({sizes})")
     if deployment.parity:
         click.echo(f"Checked there: {deployment.parity.verdict}, {deployment.parity.cases} cases.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from dataclasses import replace
@@ -208,3 +209,6 @@ def test_without_tritonclient(bundle: Path, tmp_path: Path, monkeypatch: pytest.
 def test_the_command(cli: Cli, bundle: Path, tmp_path: Path) -> None:
     done = cli("deploy", "triton", bundle, "--variant", "onnx", "--repository", tmp_path / "models", "--version", 3)
     assert (done.code, (tmp_path / "models" / "pair" / "3" / "model.onnx").is_file()) == (0, True)
+    shown = re.findall(r"[(,] ?(\S+) [\d.]+ k?B(?=[,)])", done.out)
+    assert "3/model.onnx" in shown
+    assert all((tmp_path / "models" / "pair" / name).is_file() for name in shown), "not only a name such as 0"
