@@ -71,12 +71,16 @@ def changed(record: Any, choices: Iterable[Choice]) -> Any:
     return record
 
 
-def told(tried: Sequence[Tried]) -> list[str]:
-    """Return a line on what was kept, and one on what whoever loads the artifact may choose."""
+def told(tried: Sequence[Tried], threads: int = 0) -> list[str]:
+    """Return a line on what was kept, and one on what whoever loads the artifact may choose.
+
+    `threads` is the number with which it was loaded, which is no advice any more.
+    """
     if not tried:
         return []
     chosen = "; ".join(f"{one.choice}, {one.gain}" for one in tried if one.verdict == "kept")
-    advice = "; ".join(f"{one.choice}, {one.gain} in {one.session}" for one in tried if one.verdict == "advice")
+    new = [one for one in tried if one.verdict == "advice" and one.choice != Choice("threads", (str(threads),))]
+    advice = "; ".join(f"{one.choice}, {one.gain} in {one.session}" for one in new)
     measured = sum(one.ratio is not None for one in tried)
     lines = [f"tuned: {chosen}" if chosen else f"tuned: nothing kept, {measured} of {len(tried)} choices measured"]
     return [*lines, *([f"faster if loaded with {advice}"] if advice else [])]

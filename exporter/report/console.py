@@ -53,7 +53,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)
     for variant in manifest.variants:
-        for note in rows.notes(variant):
+        for note in rows.notes(variant, manifest.threads):
             console.print(f"{escape(variant.name)}: {escape(note)}", style="dim")
     for hint in rows.hints(manifest):
         console.print(f"[yellow]warning:[/] {escape(hint)}")

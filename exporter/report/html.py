@@ -289,7 +289,7 @@ def _fixed(report: Report) -> Chapter | None:
 
 
 def _messages(report: Report) -> Chapter | None:
-    lists = _lists(report.manifest, lambda v: (*rows.notes(v), *map(str, v.warnings)))
+    lists = _lists(report.manifest, lambda v: (*rows.notes(v, report.manifest.threads), *map(str, v.warnings)))
     return Chapter("Messages from the exporters", lists=lists) if lists else None
 
 

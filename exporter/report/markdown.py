@@ -24,7 +24,9 @@ def render(manifest: Manifest) -> str:
             f"{code(variant.reproduce)}"
         ]
     lines += [
-        f"- {escape(variant.name)}: {escape(note)}" for variant in manifest.variants for note in rows.notes(variant)
+        f"- {escape(variant.name)}: {escape(note)}"
+        for variant in manifest.variants
+        for note in rows.notes(variant, manifest.threads)
     ]
     lines += [f"- warning: {escape(hint)}" for hint in rows.hints(manifest)]
     lines += [

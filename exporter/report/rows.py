@@ -279,10 +279,10 @@ def heading(manifest: Manifest) -> list[str]:
     return lines
 
 
-def notes(variant: VariantRecord) -> list[str]:
-    """Return the notes on a variant, what tuning found, and why it was not timed."""
+def notes(variant: VariantRecord, threads: int) -> list[str]:
+    """Return the notes on a variant loaded with so many threads, what tuning found, and why it was not timed."""
     untimed = [f"not timed: {variant.untimed}"] if variant.untimed else []
-    return [*variant.notes, *tuning_records.told(variant.tuning), *untimed]
+    return [*variant.notes, *tuning_records.told(variant.tuning, threads), *untimed]
 
 
 def hints(manifest: Manifest) -> list[str]:

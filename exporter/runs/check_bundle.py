@@ -101,6 +101,7 @@ class _Recheck:
             if variant.rejected
         )
         manifest = replace(self.manifest, variants=tuple(checked), warnings=tuple(dict.fromkeys(warnings)), untimed={})
+        manifest = replace(manifest, threads=self.how.threads)
         return self._time(manifest, recorded) if self.how.bench else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:
@@ -137,7 +138,6 @@ class _Recheck:
             manifest,
             samples=None,
             machine=None,
-            threads=self.how.threads,
             environment=environment.describe(targets.distributions(v.target for v in manifest.variants)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )

@@ -18,6 +18,7 @@ from exporter.core import environment
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
 from exporter.core.records import VariantRecord
+from exporter.core.tuning_records import Choice, Tried
 from exporter.evidence import golden
 from exporter.runs import check_bundle, session_checks
 from exporter.workers.session.client import Session
@@ -92,6 +93,18 @@ def test_int8_that_saturates_on_this_cpu_is_blamed_on_it(
     assert row.cause == cause
     assert ("--portable" in row.remedy) == (cause == "saturated")
     assert row.reason.endswith("cosine 0.9")
+
+
+def test_what_is_already_so_is_no_advice(bundle: Path, cli: Cli) -> None:
+    faster = Tried(Choice("threads", ("1",)), "advice", "", "python", 0.8, 0.75, 0.9)
+    found = read_manifest(bundle)
+    tuned = tuple(replace(one, tuning=(faster,)) if one.artifact else one for one in found.variants)
+    republish(bundle, replace(found, variants=tuned))
+    for threads in (1, 2):
+        done = cli("check", bundle, "--threads", threads, "-q")
+        assert done.code == 0, done.out + done.err
+        assert ("faster if loaded with threads=1" in " ".join(done.out.split())) == (threads != 1)
+        assert f", {threads} threads" in done.out
 
 
 def test_a_bundle_of_an_earlier_release(bundle: Path, cli: Cli) -> None:

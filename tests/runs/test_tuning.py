@@ -337,6 +337,8 @@ def test_what_is_told_of_a_tuning() -> None:
         "tuned: a=1, b=2, 2.00x (1.25…2.50)",
         "faster if loaded with threads=1, 1.25x (1.11…1.33) in python",
     ]
+    assert told(tried, threads=2) == told(tried)
+    assert told(tried, threads=1) == told(tried)[:1], "it is loaded with one thread already"
     assert told(tried[2:]) == ["tuned: nothing kept, 1 of 1 choices measured"]
     assert told([]) == []
 
