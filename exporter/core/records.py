@@ -2,6 +2,8 @@
 
 Numbers that are unknown are None. Names of times end in `_s` (seconds) or `_ms` (milliseconds), names of memory in
 `_mb` (10^6 bytes). `manifest.schema.json` beside this file describes the same records for other tools.
+
+This file is long because it holds the whole manifest, from which the schema's descriptions are generated.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from exporter.core.tuning_records import Tried
 SCHEMA = 1  # of the manifest, and of every format without its own number
 
 EAGER = "eager"  # name of the baseline and of its target
+UNCHECKED = "not checked"  # stage of a variant if the run ended before its outputs were compared
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class VariantRecord:
         "Whether it passed; pending, in the manifest of a run, until its outputs have been checked."
     )
     stage: str = described(
-        "Last stage reached: export, load, first call, check, time, metric, done; hash if the artifact was altered.",
+        "Last stage reached: export, load, first call, check, time, metric, done; hash if the artifact was altered, "
+        "`not checked` if the run ended before.",
         "",
     )
     reason: str = described("Why it failed; empty when it passed.", "")
@@ -129,6 +133,11 @@ class VariantRecord:
         (),
     )
     tuning: tuple[Tried, ...] = described("What --tune tried, in that order.", ())
+
+    @property
+    def failure(self) -> str:
+        """Where it failed, in words that follow its name."""
+        return f"was {UNCHECKED}" if self.stage == UNCHECKED else f"failed at {self.stage}"
 
     @property
     def quantized(self) -> bool:

@@ -20,7 +20,7 @@ from exporter.core import filesystem
 from exporter.core.errors import ArtifactError, BundleError, UsageError
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.parity_records import Parity
-from exporter.core.records import EAGER, SCHEMA, ArtifactRecord, Manifest, VariantRecord
+from exporter.core.records import EAGER, SCHEMA, UNCHECKED, ArtifactRecord, Manifest, VariantRecord
 from exporter.report import summary
 
 MARK = "deployment.json"
@@ -77,7 +77,7 @@ def choose(manifest: Manifest, name: str | None, refuse: Refuse, target: str = "
 
 def _reason(variant: VariantRecord, refuse: Refuse) -> str:
     if variant.status == "failed":
-        return f"failed: {variant.reason}"
+        return f"{variant.failure if variant.stage == UNCHECKED else 'failed'}: {variant.reason}"
     if variant.artifact is None or variant.contract is None:
         return "leaves no artifact"
     return refuse(variant)

@@ -187,7 +187,7 @@ def _row(step: Step, done: dict[str, Manifest], outcome: Outcome | None) -> Row:
     record = _record(step, done.get(step.name), outcome)
     place, seconds = (outcome.place, outcome.seconds) if outcome else (step.request.out, 0.0)
     if record.status == "failed":
-        reason = f"failed at {record.stage}: {record.reason}" if record.stage else record.reason
+        reason = f"{record.failure}: {record.reason}" if record.stage else record.reason
         again = "" if record.reason == CHANGED else record.reproduce or step.request.reproduce(step.variant.name)
         return Row(step, place, False, reason, record.remedy, again, seconds=seconds)
     baseline = done.get(step.beside(step.gates.over))

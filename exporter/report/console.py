@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exporter.core import precisions, source_lines
-from exporter.core.records import Manifest
+from exporter.core.records import UNCHECKED, Manifest
 from exporter.report import rows, summary
 
 STYLES = {
@@ -23,6 +23,7 @@ STYLES = {
     "quantized": "yellow",
     "pass": "green",
     "FAIL": "bold red",
+    UNCHECKED: "yellow",
     "-": "",
 }
 WORDS = {"session", "parity", "contract", "gates", ""}  # columns of text, in addition to the first
@@ -44,7 +45,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     for headings, *lines in rows.others(manifest):
         console.print(_table(headings, lines))
     for names, variant in rows.failed_together(manifest):
-        console.print(f"[red]{escape(names)}[/] failed at {escape(variant.stage)}: {escape(variant.reason)}")
+        console.print(f"[red]{escape(names)}[/] {escape(variant.failure)}: {escape(variant.reason)}")
         found = [("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", rows.rejected(variant))]
         if variant.rejected:
             fix = " --fix" if precisions.base(variant.name.partition("@")[2]) in precisions.MIXED else ""

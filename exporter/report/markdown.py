@@ -20,8 +20,7 @@ def render(manifest: Manifest) -> str:
         remedy = f" {escape(variant.remedy)}." if variant.remedy else ""
         remedy += f" Rejected: {escape(rows.rejected(variant))}." if variant.rejected else ""
         lines += [
-            f"- **{escape(names)}** failed at {variant.stage}: {escape(variant.reason)}.{remedy} "
-            f"{code(variant.reproduce)}"
+            f"- **{escape(names)}** {variant.failure}: {escape(variant.reason)}.{remedy} {code(variant.reproduce)}"
         ]
     lines += [
         f"- {escape(variant.name)}: {escape(note)}"

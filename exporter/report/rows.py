@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from exporter.core import runners, tuning_records
-from exporter.core.records import EAGER, Manifest, SessionRecord, VariantRecord
+from exporter.core.records import EAGER, UNCHECKED, Manifest, SessionRecord, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 
 VS = "vs "  # before the baseline's name
@@ -146,7 +146,7 @@ def _latency(timing: Timing | None) -> tuple[str, str, str, str]:
 
 def _parity(variant: VariantRecord, session: SessionRecord | None) -> str:
     if session is None:
-        return f"FAIL ({variant.stage})"
+        return UNCHECKED if variant.stage == UNCHECKED else f"FAIL ({variant.stage})"
     if session.parity is None:
         return f"FAIL ({session.stage})"
     return session.parity.verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter import targets
-from exporter.core.records import EAGER, Goal, Manifest, VariantRecord
+from exporter.core.records import EAGER, UNCHECKED, Goal, Manifest, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
 from exporter.report.rows import failures, number, size_of
 
@@ -119,10 +119,11 @@ def _is_smaller(one: Choice, other: Choice) -> bool:
 def sentences(manifest: Manifest) -> list[str]:
     """Return the summary and the recommendation."""
     asked = [v for v in manifest.variants if v.name != EAGER]
-    failed = [v for v in failures(manifest) if v.name != EAGER]
-    summary = f"{len(asked) - len(failed)} of {len(asked)} variants passed"
-    if failed:
-        summary += f"; failed: {', '.join(v.name for v in failed)}"
+    others = [v for v in failures(manifest) if v.name != EAGER]
+    summary = f"{len(asked) - len(others)} of {len(asked)} variants passed"
+    for what in ("failed", UNCHECKED):
+        if names := [v.name for v in others if (v.stage == UNCHECKED) == (what == UNCHECKED)]:
+            summary += f"; {what}: {', '.join(names)}"
     if manifest.status == "interrupted":
         summary = f"The run was interrupted; {summary}"
     elif manifest.status == "failed":

@@ -75,7 +75,7 @@ def _against(record: VariantRecord, found: Bisection) -> Bisection:
     where = f" ({sessions})" if sessions else ""
     used = runners.find()
     both = " and in C++" if _fails_in_cpp(record) and used.used else ""
-    sentence = f"its outputs are right in Python{both} now, but the variant failed at {record.stage}{where}: "
+    sentence = f"its outputs are right in Python{both} now, but the variant {record.failure}{where}: "
     notes, remedy = found.notes, record.remedy
     if _fails_in_cpp(record) and not used.used:
         notes, remedy = (*notes, f"it was not run in C++: {used.reason}"), used.remedy(bool(environment.compiler()))

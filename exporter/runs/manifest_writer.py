@@ -12,7 +12,7 @@ from exporter import targets
 from exporter._version import __version__
 from exporter.bundle.publishing import Staging
 from exporter.core import environment
-from exporter.core.records import EAGER, Manifest, ModelRecord, VariantRecord
+from exporter.core.records import EAGER, UNCHECKED, Manifest, ModelRecord, VariantRecord
 from exporter.runs.request import Request
 
 
@@ -78,4 +78,6 @@ def _unchecked(record: VariantRecord) -> VariantRecord:
     if record.status != "pending":
         return record
     reason = "the run ended before its outputs were checked"
-    return replace(record, status="failed", reason=reason, remedy="run `exporter check`, or export again")
+    return replace(
+        record, status="failed", stage=UNCHECKED, reason=reason, remedy="run `exporter check`, or export again"
+    )

@@ -186,6 +186,14 @@ def test_the_structure_of_the_page(main_page: Page) -> None:
     found = main_page
     assert found.tags[0] == ("html", {"lang": "en"})
     levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+def test_an_unchecked_variant_does_not_look_right() -> None:
+    unchecked = dataclasses.replace(failed("trace", "the run ended before"), stage="not checked")
+    found = dataclasses.replace(MAIN, variants=(unchecked,), status="interrupted")
+    text = html.render([(found, Path("artifacts/toy"))])
+    assert "trace was not checked" in Page(text).text
+    assert '<td class="word fair">not checked</td>' in text
+
+
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert len(found.all("id")) == len(set(found.all("id")))

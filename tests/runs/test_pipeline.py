@@ -300,6 +300,7 @@ def test_an_interrupted_run_keeps_finished_variants(lent_zygote: None, tmp_path:
     assert found["trace"].status == "passed"
     assert (found["export"].status, found["export"].parity) == ("failed", None)
     assert "before its outputs were checked" in found["export"].reason
+    assert found["export"].failure == "was not checked"
     assert (out / "exported.pt2").is_file()
 
 
