@@ -28,6 +28,7 @@ STYLES = {
 }
 WORDS = {"session", "parity", "contract", "gates", ""}  # columns of text, in addition to the first
 PLAIN_WIDTH = 120
+NARROWEST = 40  # a table of nine columns in fewer loses cells
 WIDE = 100  # the width of a terminal that fits all columns
 NARROW = ("min…max", "runs")  # columns hidden on narrower terminals
 
@@ -96,7 +97,7 @@ def escape(text: str) -> str:
 
 def _console() -> Console:
     colour = sys.stdout.isatty()
-    width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # $COLUMNS, else the terminal's width
+    width = max(NARROWEST, shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns)  # $COLUMNS, else the terminal's
     return Console(file=io.StringIO(), force_terminal=colour, width=width, highlight=False)
 
 

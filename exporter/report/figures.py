@@ -27,6 +27,7 @@ STYLE: Any = {
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 WIDE, NARROW = 860, 310  # pixels: for desktops, with names beside the strips, and for phones, with names above them
 FOOT, EDGE, GAP = 44, 8, 24  # pixels: below the axis, at the other edges, and before names at the right
+TICK = 24  # pixels: half of the widest number below an axis, for which there must be room at its ends
 LINE, LETTER, LETTERS = 18, 7.5, 44  # height of a line and width of a letter in pixels; maximum letters of a name
 MOST = 1000  # maximum number of quantiles that represent a row's samples
 TOP, MOST_CALLS = 1.5, 1e9  # ends of the break-even axes: multiples of the baseline's time, and calls
@@ -102,8 +103,8 @@ def _layout(rows: Sequence[Bar], width: int) -> Layout:
         base = 7 if any(row.samples for row in rows) else 15
         return Layout(_room(row.label for row in rows), _room(row.text for row in rows), 38, 24, base, 15)
     if any(len(row.label) + len(row.text) > 36 for row in rows):
-        return Layout(EDGE, EDGE, 74, 18, 11, 56, 18)
-    return Layout(EDGE, EDGE, 56, 18, 11, 39)
+        return Layout(TICK, TICK, 74, 18, 11, 56, 18)
+    return Layout(TICK, TICK, 56, 18, 11, 39)
 
 
 def _room(words: Iterable[str]) -> int:

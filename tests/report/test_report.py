@@ -122,6 +122,28 @@ def test_narrow_terminals_cut_nothing_off(width: int, monkeypatch) -> None:
     assert sorted(text.translate({ord(c): None for c in " ─\n"})) == sorted(written)
 
 
+@pytest.mark.parametrize("width", [1, 20])
+def test_a_terminal_that_is_too_narrow_counts_as_one_of_40_columns(width: int, monkeypatch) -> None:
+    """With one column the report was empty lines."""
+    monkeypatch.setenv("COLUMNS", "40")
+    expected = report.render(MANIFEST, "table")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert report.render(MANIFEST, "table") == expected
+
+
+def test_an_unchecked_variant_is_not_said_to_have_failed() -> None:
+    """The run was killed between its export and its check. It has not passed either."""
+    unchecked = dataclasses.replace(failed("trace", "the run ended before"), stage="not checked")
+    found = dataclasses.replace(manifest(failed(), unchecked), status="interrupted")
+    for form in ("table", "md"):
+        text = " ".join(report.render(found, form).split()).replace("*", "")
+        assert "trace was not checked: the run ended before" in text
+        assert "0 of 2 variants passed; failed: script; not checked: trace." in text
+        assert "FAIL (export)" in text
+        assert "FAIL (not checked)" not in text
+    assert summary.choices(found) == []
+
+
 def test_a_change_has_the_colour_of_its_new_value(columns, monkeypatch) -> None:
     columns(120)
     monkeypatch.setenv("TERM", "xterm")

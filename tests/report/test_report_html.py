@@ -30,6 +30,10 @@ from exporter.report import html, rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_CHROMIUM = "there is no chromium (apt-get install chromium)"
+CUT_OFF = """[...document.querySelectorAll('svg text')].filter(text => {
+  const [own, drawn] = [text, text.ownerSVGElement].map(one => one.getBoundingClientRect());
+  return /^[0-9.]+$/.test(text.textContent) && (own.left < drawn.left || own.right > drawn.right);
+}).map(text => text.textContent)"""  # numbers of axes
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(2)> $\\frac{ \"'&amp;"
 
 
@@ -182,10 +186,6 @@ def test_failures_notes_and_warnings(main_page: Page) -> None:
         assert words in text
 
 
-def test_the_structure_of_the_page(main_page: Page) -> None:
-    found = main_page
-    assert found.tags[0] == ("html", {"lang": "en"})
-    levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
 def test_an_unchecked_variant_does_not_look_right() -> None:
     unchecked = dataclasses.replace(failed("trace", "the run ended before"), stage="not checked")
     found = dataclasses.replace(MAIN, variants=(unchecked,), status="interrupted")
@@ -194,6 +194,10 @@ def test_an_unchecked_variant_does_not_look_right() -> None:
     assert '<td class="word fair">not checked</td>' in text
 
 
+def test_the_structure_of_the_page(main_page: Page) -> None:
+    found = main_page
+    assert found.tags[0] == ("html", {"lang": "en"})
+    levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert len(found.all("id")) == len(set(found.all("id")))
@@ -436,6 +440,7 @@ def test_in_a_browser(browser: Any, written: list[Path], bundles: int, width: in
     assert asked == [place]
     assert view.evaluate("document.documentElement.scrollWidth") <= width, "only tables scroll horizontally"
     assert view.locator("svg:visible").count() == view.locator("figure").count()
+    assert view.evaluate(CUT_OFF) == []
     table = view.locator("table", has_text="Every variant").first
     shown = table.evaluate("table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText))")
     assert shown == [*map(list, (rows.headings(MAIN), *rows.rows(MAIN)))]
