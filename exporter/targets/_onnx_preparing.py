@@ -1,6 +1,7 @@
 """Changes to an exported program before its translation to ONNX, and checks of what has none.
 
-A check for singular matrices is left out, because ONNX has no exceptions.
+A check for singular matrices is left out, because ONNX has no exceptions. If the whole program was decomposed, the
+checks take and return tokens, which keep them in order and are inputs and outputs of the program.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.effects import with_effects
+from torch.export.graph_signature import InputKind, OutputKind
 
 from exporter.targets import _onnx_pooling
 
@@ -24,8 +27,7 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
     for module in program.graph_module.modules():
         if not isinstance(module, fx.GraphModule):
             continue
-        for node in module.graph.find_nodes(op="call_function", target=CHECK):  # where eager raises an exception
-            module.graph.erase_node(node)
+        _leave_out_checks(module.graph)
         for node in module.graph.nodes:
             if node.target in WITH_INFO:
                 _require_one_result(node, "the error codes of linalg.inv_ex and linalg.solve_ex")
@@ -33,10 +35,42 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
                 image, sizes = node.args
                 if _onnx_pooling.equal_windows(image.meta["val"].shape, sizes) is None:
                     _require_one_result(node, "the indices of adaptive max pooling with windows of several sizes")
+    _leave_out_tokens(program)
     return program
+
+
+def _leave_out_checks(graph: fx.Graph) -> None:
+    """Remove the checks where eager raises an exception."""
+    for node in graph.find_nodes(op="call_function", target=CHECK):
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="call_function", target=with_effects):
+        token, target, *_ = node.args
+        if target is CHECK:
+            for returned in list(node.users):
+                returned.replace_all_uses_with(token)
+                graph.erase_node(returned)
+            graph.erase_node(node)
+
+
+def _leave_out_tokens(program: torch.export.ExportedProgram) -> None:
+    """Remove the tokens that the program returns as it takes them."""
+    graph, signature = program.graph, program.graph_signature
+    output = graph.output_node()
+    kinds = {spec.arg.name: spec.kind for spec in signature.input_specs if hasattr(spec.arg, "name")}
+    tokens = [node for node in graph.find_nodes(op="placeholder") if kinds.get(node.name) is InputKind.TOKEN]
+    unused = [token for token in tokens if token.users.keys() <= {output}]
+    returned: Any = output.args[0]
+    pairs = list(zip(returned, signature.output_specs, strict=True))
+    kept = [(node, spec) for node, spec in pairs if spec.kind is not OutputKind.TOKEN or node not in unused]
+    output.args = (tuple(node for node, _ in kept),)
+    for token in unused:
+        graph.erase_node(token)
+    names = {token.name for token in unused}
+    signature.input_specs = [spec for spec in signature.input_specs if getattr(spec.arg, "name", "") not in names]
+    signature.output_specs = [spec for _, spec in kept]
 
 
 def _require_one_result(node: fx.Node, others: str) -> None:
     rest = [user for user in node.users if user.target is operator.getitem and user.args[1]]
-    if any(CHECK not in reader.args for one in rest for reader in one.users):
+    if any(one.users for one in rest):
         raise ValueError(f"{others} have no translation")

@@ -30,6 +30,17 @@ def test_checks_for_singular_matrices_are_left_out(tmp_path: Path) -> None:
     require_same(inverses, sizes, ((2, 4, 5), (2, 2, 20), (2, 9, 3)), tmp_path, rtol=1e-4)
 
 
+def skewed(x: torch.Tensor) -> Outputs:
+    matrices = torch.zeros(x.shape[0], 3, 3)
+    matrices[:, 0, 1], matrices[:, 1, 0] = -x[:, 0, 0], x[:, 0, 1]
+    return torch.linalg.inv(torch.eye(3) + matrices), torch.linalg.solve(torch.eye(3) + matrices, x[:, :3, :2])
+
+
+def test_checks_are_left_out_where_the_whole_program_is_decomposed(tmp_path: Path) -> None:
+    sizes = {"length": Range(3, 9), "width": Range(2, 20)}
+    require_same(skewed, sizes, ((2, 4, 5), (2, 3, 20), (2, 9, 3)), tmp_path, rtol=1e-4)
+
+
 def test_error_codes_are_refused(tmp_path: Path) -> None:
     def regular(x: torch.Tensor) -> Outputs:
         inverse, info = torch.linalg.inv_ex(x @ x.mT)
