@@ -1,7 +1,10 @@
 """Functions that torch.export accepts only with constant sizes, as functions that accept a size of the input.
 
 `torch.linspace(0, 1, x.shape[1])` and `avg_pool2d(x, x.shape[2:])` fix the size, because the operators take no symbolic
-number there. So do `torch.as_tensor(x.shape[1] / 2)`, without a message, and `math.sqrt`.
+number there. So do `torch.as_tensor(x.shape[1] / 2)`, without a message, and `math.sqrt`. torch.max_pool1d fixes every
+size of its input on the CPU, though its own argument is a constant.
+
+This file is long because it replaces many functions, each in a few lines.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ def traced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, name, _triangle(getattr(torch, name), name[:4] == "triu")))
         stack.enter_context(mock.patch.object(torch.Tensor, "unfold", _unfolded(torch.Tensor.unfold)))
         stack.enter_context(mock.patch.object(torch, "cdist", _distances(torch.cdist)))
+        stack.enter_context(mock.patch.object(torch, "max_pool1d", _maxima(torch.max_pool1d)))
         stack.enter_context(mock.patch.object(torch, "gradient", _differences(torch.gradient)))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
@@ -288,6 +292,17 @@ def _pool(usual: Function, reduce: Function, dims: int) -> Function:
         if plain and _is_symbolic(kernel) and all(map(_is_same, kernel, input.shape[-dims:])):
             return reduce(input, tuple(range(-dims, 0)), keepdim=True)
         return usual(input, kernel_size, *args, **kwargs)
+
+    return call
+
+
+def _maxima(usual: Function) -> Function:
+    """Return a max_pool1d that keeps the sizes of the input: torch's on the CPU takes them as numbers."""
+
+    def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_symbolic(tuple(input.shape)):
+            return torch.max_pool1d_with_indices(input, *args, **kwargs)[0]
+        return usual(input, *args, **kwargs)
 
     return call
 

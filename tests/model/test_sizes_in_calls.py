@@ -159,12 +159,42 @@ def test_other_pools_stay_pools(function: Compute) -> None:
     torch.testing.assert_close(found.program.module(check_guards=False)(x)[0], function(x))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.max_pool1d(x, 2),
+        lambda x: functional.max_pool1d(x, kernel_size=(3,), stride=2, padding=1, dilation=2, ceil_mode=True),
+        lambda x: torch.max_pool1d(x, 2, ceil_mode=True),
+        lambda x: torch.max_pool1d(input=x, kernel_size=3, stride=1),
+        lambda x: functional.max_pool1d(x[0], 3, 3),  # without a batch
+        lambda x: functional.max_pool1d(x, 2, return_indices=True)[1],
+        nn.MaxPool1d(3, stride=3, padding=1, dilation=1, ceil_mode=True),
+        lambda x: functional.avg_pool1d(x, 3, 2, 1, ceil_mode=True),
+        lambda x: functional.lp_pool1d(x.abs(), 2, 3, 2),
+        lambda x: functional.adaptive_max_pool1d(x, 3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_pools_of_sequences_keep_the_sizes(function: Compute, dtype: torch.dtype) -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return function(x.flatten(1, 2).to(dtype))
+
+    found = captured(pooled)
+    assert found.fixed == ()
+    program = found.program.module()
+    for batch, height, width in ((2, 2, 6), (5, 3, 7), (8, 64, 64)):
+        x = torch.randn(batch, 3, height, width)
+        x[0, 1, 0, 2:4] = torch.tensor([math.nan, -math.inf])
+        torch.testing.assert_close(program(x)[0], pooled(x), rtol=0, atol=0, equal_nan=True)
+
+
 def test_constant_sizes_call_torch() -> None:
     x = torch.randn(2, 3, 8, 10)
     with sizes_in_calls.traced():
         replaced = torch.linspace
         given = (
             functional.max_pool2d(x, 8),
+            functional.max_pool1d(x[0], 3, 2, 1),
             torch.linspace(0, 1, 7),
             x.new_tensor([1, 2]),
             functional.one_hot(x.argmax(3)),
@@ -172,6 +202,7 @@ def test_constant_sizes_call_torch() -> None:
     assert replaced is not torch.linspace
     expected = (
         functional.max_pool2d(x, 8),
+        functional.max_pool1d(x[0], 3, 2, 1),
         torch.linspace(0, 1, 7),
         x.new_tensor([1, 2]),
         functional.one_hot(x.argmax(3)),
