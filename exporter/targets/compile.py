@@ -48,6 +48,7 @@ from exporter.targets import (
     _inductor,
     _int8,
     _int8_convolutions,
+    _integer_powers,
     _objects,
     _package_entries,
     _packages,
@@ -126,8 +127,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
-    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes(), _index_adds.decomposed())
-    patches = (recurrent.looped(), counted_results.any_number(), _objects.reused(), *everywhere, *right)
+    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes())
+    torchs = (_index_adds.decomposed(), _integer_powers.of_tensors(), *everywhere, *right)
+    patches = (recurrent.looped(), counted_results.any_number(), _objects.reused(), *torchs)
     with contextlib.ExitStack() as changed:
         for patch in patches:
             changed.enter_context(patch)
