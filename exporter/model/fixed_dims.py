@@ -139,13 +139,15 @@ class Specializations(logging.Handler):
         return {name: size for name, size in solved.items() if size is not None}
 
     def fixed(self, contract: Contract) -> tuple[SizeLimit, ...]:
-        """Return each dimension that was promised as dynamic but fixed, with its line."""
+        """Return each dimension that was promised as dynamic but fixed, with its line if that is known."""
         found: dict[SizeLimit, None] = {}
         for (index, axis), (size, place) in self.dimensions.items():
             dim = contract.inputs[index].shape[axis]
             if isinstance(dim, str):
                 found[SizeLimit(dim, "fixed", str(size), Expression.parse(dim).names, place)] = None
-        return tuple(found | dict.fromkeys(self._held(contract)))
+        placed = {(limit.of, limit.to) for limit in found if limit.place}  # one size may be that of several inputs
+        said = {limit: None for limit in found if limit.place or (limit.of, limit.to) not in placed}
+        return tuple(said | dict.fromkeys(self._held(contract)))
 
     def _held(self, contract: Contract) -> Iterator[SizeLimit]:
         """Yield derived sizes that were fixed because an operator used a number instead of a size."""

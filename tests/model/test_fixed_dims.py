@@ -108,3 +108,13 @@ def test_a_sum_that_is_fixed_names_its_sizes() -> None:
     found._guards = {"Eq(s2, s0 + s1)": "right.py:1", "s2 >= 7": "model.py:2"}
     assert found.place(contract, "new", 1) == "model.py:2", "the sum moves with its parts"
     assert found.place(contract, "new", 2) == ""
+
+
+@pytest.mark.parametrize("places", [("model.py:3", ""), ("", "model.py:3")])
+def test_a_size_of_two_inputs_is_named_once_with_its_line(places: tuple[str, str]) -> None:
+    inputs = tuple(TensorSpec(name, "float32", ("batch", "sequence")) for name in "xy")
+    found = fixed_dims.Specializations("capture")
+    found.dimensions = {(index, 1): (7, place) for index, place in enumerate(places)}
+    found.dimensions[0, 0] = (2, "")
+    said = {str(one) for one in found.fixed(Contract("m", inputs, (), SYMBOLS))}
+    assert said == {"torch.export fixed sequence at 7 (model.py:3)", "torch.export fixed batch at 2"}
