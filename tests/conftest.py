@@ -95,7 +95,7 @@ def _no_outside_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Draw the same random numbers in every run, whatever tests ran before."""
+    """Seed torch, if it is imported, so that a test draws the same numbers whatever tests ran before."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 

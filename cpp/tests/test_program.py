@@ -314,6 +314,8 @@ class Commands(unittest.TestCase):
             text = call("bench", FIXTURES / model, *given).stdout
             self.assertIn("3 callers with 1 thread each", text)
             self.assertRegex(text, r"Cold start: +[0-9.]+ s to load, [0-9.]+ ms the first call")
+        alone = call("bench", FIXTURES / MODELS[0], "--callers", 1, "--threads", 1, "--windows", 2, "--runs", 3).stdout
+        self.assertIn(" 1 caller with 1 thread\n", alone)
         done = call("bench", FIXTURES / MODELS[0], "--callers", 0)
         self.assertEqual(done.returncode, 2)
 

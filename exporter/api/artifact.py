@@ -27,9 +27,10 @@ from exporter.model.tensors import Tensors, unusual_form
 
 
 class _TorchThreads:
-    """Whether this process was forked from one in which calls had started torch's threads: it has none of them.
+    """Whether this process was forked from one in which calls may have started torch's threads: it has none of them.
 
-    A call waits for them forever (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=60035), unless torch uses only one.
+    A call that uses them never returns (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=60035). Nothing tells beforehand
+    whether one will, so with more than one thread every call is refused.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class _TorchThreads:
         self.started, self.lost = False, self.lost or self.started
 
     def require(self) -> None:
-        """Raise UsageError if a call would never return. Otherwise note that it may start threads."""
+        """Raise UsageError if a call may never return. Otherwise note that it may start threads."""
         if torch.get_num_threads() > 1:
             if self.lost:
                 raise UsageError(
@@ -66,9 +67,10 @@ class Artifact:
         run: Callable[[Tensors], Tensors],
         device: str,
         reset: Callable[[], object] = tuple,
+        own_threads: bool = False,
     ) -> None:
         self.contract, self.device = contract, device
-        self._run, self._reset = run, reset
+        self._run, self._reset, self._own_threads = run, reset, own_threads
         self._shapes: carrying.Shapes | None = None  # of the state inside the artifact; None before the first call
         self._turn = threading.Lock() if contracts.keeps_state(contract) else contextlib.nullcontext()
 
@@ -76,13 +78,15 @@ class Artifact:
         """Raise TypeError: what a runtime has loaded cannot be pickled."""
         raise TypeError("an Artifact cannot be pickled; open it again with open_artifact(path) where it is needed")
 
-    def __copy__(self, memo: object = None) -> Artifact:
-        """Return the same artifact, as for a function. Raises TypeError if it carries state, which would be shared."""
+    def __copy__(self) -> Artifact:
+        """Return the same artifact, as for a function."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Artifact:
+        """Return the same artifact. Raises TypeError if it carries state, which a deep copy must not share."""
         if contracts.keeps_state(self.contract):
             raise TypeError("an Artifact that carries state cannot be copied; open it again with open_artifact(path)")
         return self
-
-    __deepcopy__ = __copy__
 
     def reset(self) -> None:
         """Restore the initial state. Has no effect on an artifact that carries no state."""
@@ -112,7 +116,9 @@ class Artifact:
         names = [spec.name for spec in self.contract.inputs]
         tensors = _bound(names, args, kwargs)
         contracts.enforce(self.contract, _specs(names, tensors))
-        if self.contract.target != "onnx":  # onnxruntime has threads of its own
+        if not self._own_threads or not all(
+            tensor.is_contiguous() for tensor in tensors
+        ):  # torch makes them contiguous
             _THREADS.require()
         with self._turn:
             inside = contracts.keeps_state(self.contract)
@@ -209,14 +215,15 @@ def open_artifact(
     Its hash is first compared with every record in its folder: `SHA256SUMS`, `manifest.json`, `bom.cdx.json` and
     `provenance.json`. If the path is a link, the records beside the link are checked too. If there are no records, the
     checksums inside the archive are verified. Any number of threads may call the returned artifact.
-    A process that forks must do so before the first call, or call `torch.set_num_threads(1)` in the child.
+    A process that forks must do so before the first call, or call `torch.set_num_threads(1)` in the child. Models that
+    onnxruntime runs need neither.
 
     The weights of a compiled package are mapped from the file: do not overwrite or truncate it while the artifact is
     in use. It may be replaced by another file, or deleted.
 
     Args:
         path: a `.pt`, `.pt2` or `.onnx` file that exporter wrote, or a link to one.
-        device: `cpu`, `cuda` or `cuda:N`; by default the device that the artifact was exported for.
+        device: `cpu`, `cuda` or `cuda:N`, or a torch.device; by default the one that the artifact was exported for.
         threads: number of threads of one onnxruntime call. The setting of torch is left unchanged.
         cuda_graphs: let onnxruntime capture the first 8 shapes into CUDA graphs, separately for each thread; calls then
             run one after another. A model that cannot be captured may break the CUDA context of the process, so try
@@ -227,8 +234,8 @@ def open_artifact(
         public_key: a PEM file, for `verify="signed"`.
 
     Raises:
-        ArtifactError: the file is missing or has no contract, or it calls operators that are not registered
-            (torchvision's are loaded; load your own library with torch.ops.load_library first).
+        ArtifactError: the file is missing, is a directory or has no contract, or it calls operators that are not
+            registered (torchvision's are loaded; load your own library with torch.ops.load_library first).
         AlteredError: an ArtifactError: a record contradicts the file, does not list it or cannot be read, or the
             records do not satisfy `verify`.
         ContractError: the artifact was exported for another kind of device.
@@ -261,7 +268,7 @@ def open_artifact(
         cause = f"takes {loaded.takes} inputs, but its contract has {len(contract.inputs)}"
         raise ArtifactError(f"{file} {cause}", "export it again")
     loaded.reset()  # the file may hold any state
-    return Artifact(contract, loaded.run, where, loaded.reset)
+    return Artifact(contract, loaded.run, where, loaded.reset, loaded.own_threads)
 
 
 def _route(target: str, file: Path) -> routes.Target:

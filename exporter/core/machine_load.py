@@ -84,6 +84,12 @@ def wait(limit_s: float, progress: Callable[[str], None], look: Callable[[], Mac
     return f"the machine did not become quiet in {limit_s:g} s: {found.describe()}"
 
 
+def busier(one: MachineLoad | None, other: MachineLoad | None) -> MachineLoad | None:
+    """Return the load that took more of the machine, or None if neither made it busy."""
+    busy = [load for load in (one, other) if load is not None and load.busy]
+    return max(busy, key=lambda load: load.lost, default=None)
+
+
 def _look() -> MachineLoad | None:
     watch = Watch()
     time.sleep(LOOK_S)

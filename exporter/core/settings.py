@@ -252,9 +252,9 @@ class RunSettings(TimingSettings, ParitySettings, BuildSettings, SessionSettings
     tune: float = option(
         0.0,
         "Look for faster ways to build and load each variant: choices are built, checked and timed one after another, "
-        "and none is begun after this many seconds for that variant. One that has begun is finished, and a single one "
-        "may take longer than that, even for a small model. A choice is kept only if it is faster beyond doubt and "
-        "loses no parity. By default nothing is tried.",
+        "and none is begun after this many seconds for that variant. A build is stopped then, but what has been built "
+        "is still checked and timed, so that a single choice may take longer. A choice is kept only if it is faster "
+        "beyond doubt and loses no parity. By default nothing is tried.",
         metavar="SECONDS",
         minimum=0,
     )

@@ -1,4 +1,7 @@
-"""Rounding of sizes in operators that torch.export.save can write: it has none for math.ceil, math.floor and round."""
+"""Rounding and absolute values of sizes, in operators that torch.export.save can write.
+
+It has none for math.ceil, math.floor, round and abs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def make_storable(program: torch.export.ExportedProgram) -> None:
     """Replace these functions in a program by exact equivalents, in place."""
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
-            found = [node for node in module.graph.nodes if _is_rounding(node)]
+            found = [node for node in module.graph.nodes if _is_replaced(node)]
             for node in found:
                 name, made = node.name, _replace(node)
                 if module is program.graph_module:
@@ -26,8 +29,8 @@ def make_storable(program: torch.export.ExportedProgram) -> None:
                 module.recompile()
 
 
-def _is_rounding(node: fx.Node) -> bool:
-    if node.target not in _ROUNDED or any(digits is not None for digits in node.args[1:]):
+def _is_replaced(node: fx.Node) -> bool:
+    if node.target not in _EQUIVALENTS or any(digits is not None for digits in node.args[1:]):
         return False
     number = node.args[0]
     return isinstance(number, fx.Node) and isinstance(number.meta.get("val"), torch.SymFloat | torch.SymInt)
@@ -42,7 +45,7 @@ def _replace(node: fx.Node) -> fx.Node:
         return made
 
     with node.graph.inserting_before(node):
-        made = _ROUNDED[node.target](call, node.args[0])
+        made = _EQUIVALENTS[node.target](call, node.args[0])
     made.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
@@ -58,20 +61,23 @@ def _ceil(call: Call, number: Any) -> fx.Node:
 
 
 def _round(call: Call, number: Any) -> fx.Node:
-    """Round halves to the even number, as Python does. The remainder is exact, unlike a sum with 0.5."""
+    """Round halves to the even number, as Python does.
+
+    Unlike a sum with 0.5, the remainder is exact, except from -0.5 to 0, where both ways lead to 0.
+    """
     below = call(operator.floordiv, number, 1)
-    rest = call(operator.sub, number, below)
-    odd = call(operator.eq, call(operator.mod, below, 2), 1)
-    up = call(operator.or_, call(operator.gt, rest, 0.5), call(operator.and_, call(operator.eq, rest, 0.5), odd))
-    whole = call(math.trunc, below)
-    return call(torch.sym_ite, up, call(operator.add, whole, 1), whole)
+    rest, whole = call(operator.sub, number, below), call(math.trunc, below)
+    up = call(operator.add, whole, 1)
+    even = call(operator.add, whole, call(operator.mod, whole, 2))
+    half = call(torch.sym_ite, call(operator.eq, rest, 0.5), even, whole)
+    return call(torch.sym_ite, call(operator.gt, rest, 0.5), up, half)
 
 
 def _absolute(call: Call, number: Any) -> fx.Node:
     return call(torch.sym_max, number, call(operator.neg, number))
 
 
-_ROUNDED: dict[Any, Callable[[Call, Any], fx.Node]] = {
+_EQUIVALENTS: dict[Any, Callable[[Call, Any], fx.Node]] = {
     math.floor: _floor,
     math.ceil: _ceil,
     round: _round,

@@ -30,7 +30,7 @@ from exporter.core import filesystem, source_lines
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
 from exporter.core.progress import Listener
 from exporter.release import keys
-from exporter.release.executor import AGAIN, CHANGED, Outcome, Outcomes, perform
+from exporter.release.executor import AGAIN, CHANGED, Outcome, Outcomes, is_changed, perform
 from exporter.release.plan import Step
 
 LOCAL = "ray"  # an address: the cluster at $RAY_ADDRESS, else the one on this machine, else a new one
@@ -228,7 +228,7 @@ class _Run:
                 alone = node["NodeID"]
                 options |= {"num_cpus": node["Resources"]["CPU"]} | _only(node)
             self.waiting.remove(step)
-            if step.key and not keys.is_still(step.request, step.key, step.files):
+            if is_changed(step):
                 changed.append(step)
                 continue
             self.running[self.cluster.start(make, _task(step), **options)] = step, alone

@@ -46,6 +46,11 @@ class Executor(Protocol):
         ...
 
 
+def is_changed(step: Step) -> bool:
+    """Return whether the step's key is no longer the one that it had when the release began."""
+    return bool(step.key) and not keys.is_still(step.request, step.key, step.files)
+
+
 def perform(
     step: Step, listener: Listener | None = None, place: Path | None = None, zygotes: Zygotes | None = None
 ) -> Outcome:
@@ -55,7 +60,7 @@ def perform(
     whose key is no longer `step.key` does not begin. Raises BundleError if the disk fails.
     """
     began = time.monotonic()
-    if step.key and not keys.is_still(step.request, step.key, step.files):
+    if is_changed(step):
         return Outcome(None, CHANGED, AGAIN)
     try:
         _, made = pipeline.run(step.request, listener, place, zygotes)

@@ -100,8 +100,9 @@ class _Recheck:
             for variant in self.manifest.variants
             if variant.rejected
         )
-        manifest = replace(self.manifest, variants=tuple(checked), warnings=tuple(dict.fromkeys(warnings)), untimed={})
-        manifest = replace(manifest, threads=self.how.threads)
+        warnings = tuple(dict.fromkeys(warnings))
+        threads, variants = self.how.threads, tuple(checked)
+        manifest = replace(self.manifest, threads=threads, variants=variants, warnings=warnings, untimed={})
         return self._time(manifest, recorded) if self.how.bench else manifest
 
     def _check(self, record: VariantRecord, log: Path) -> VariantRecord:

@@ -6,9 +6,8 @@ rotation, have a confidence interval.
 
 from __future__ import annotations
 
-import functools
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from exporter.core.errors import ArtifactError, ExporterError
 from exporter.core.progress import Listener
 from exporter.core.records import GoldenRecord, Manifest, VariantRecord
 from exporter.core.settings import SessionSettings, TimingSettings
+from exporter.core.timing_records import MachineLoad
 from exporter.evidence import benchmark, stats
 from exporter.runs import session_checks
 from exporter.runs.latency import EXAMPLE, At
@@ -54,7 +54,6 @@ class Pair:
     latency: dict[str, Latency] = field(default_factory=dict)  # by session
     note: str = ""  # why latency was not measured
     busy: str = ""  # the other load on the machine during the measurement
-    lost: float = 0.0  # the share of the machine that this load took
     fails: bool = False  # whether the new variant failed during the measurement
 
 
@@ -149,12 +148,11 @@ def _broken(found: Comparison, gates: Limits) -> list[str]:
             broken.append(f"{pair.name} is {larger:.1f}% larger; the limit is {gates.max_larger:g}%")
         for session, latency in pair.latency.items():
             least = latency.ratio_ci95[0] if latency.ratio_ci95 else latency.ratio
-            surely = least / (1 + pair.lost)  # as in the report: a busy machine may favour either
-            if gates.max_slower is not None and 100 * (surely - 1) > gates.max_slower:
-                slower = 100 * (latency.ratio - 1)
+            if gates.max_slower is not None and 100 * (least - 1) > gates.max_slower:
+                verb = "seems to be" if pair.busy else "is"
                 doubt = f", but {pair.busy}: {AGAIN}" if pair.busy else ""
-                limit = f"the limit is {gates.max_slower:g}%"
-                broken.append(f"{pair.name} ({session}) is {slower:.1f}% slower; {limit}{doubt}")
+                slower = f"{verb} {100 * (latency.ratio - 1):.1f}% slower; the limit is {gates.max_slower:g}%"
+                broken.append(f"{pair.name} ({session}) {slower}{doubt}")
     return broken
 
 
@@ -172,6 +170,8 @@ def _measured(
         return [replace(pair, latency={}, note=note) for pair in pairs]
     options = targets.Options(device=manifests[1].device, threads=how.threads, ops_libs=how.ops_libs)
     measured = []
+    if how.wait_quiet and pairs:
+        machine_load.wait(how.wait_quiet, lambda stage: listener.stage(pairs[0].name, stage))
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as folder:
         for pair in pairs:
             listener.stage(pair.name, "time")
@@ -182,8 +182,7 @@ def _measured(
                 _Side(place, one[pair.name], manifest.golden)
                 for place, one, manifest in zip(places, shipped, manifests, strict=True)
             ]
-            report = functools.partial(listener.stage, pair.name)
-            measured.append(_time(pair, zygote, sides, options, Path(folder), how, report))
+            measured.append(_time(pair, zygote, sides, options, Path(folder), how))
     return measured
 
 
@@ -203,15 +202,12 @@ def _time(
     options: targets.Options,
     folder: Path,
     how: TimingOptions,
-    report: Callable[[str], None],
 ) -> Pair:
     """Time both sides of a variant in rotation, in each language that can run both."""
     log = folder / "sessions.log"
     openers = [dict(session_checks.openers(zygote, one.place, one.record, options, log, how.timeout)) for one in sides]
     found: dict[str, Latency] = {}
-    if how.wait_quiet:
-        machine_load.wait(how.wait_quiet, report)
-    watch = machine_load.Watch()
+    busiest: MachineLoad | None = None
     for kind in openers[0]:
         if kind not in openers[1]:
             continue
@@ -221,20 +217,19 @@ def _time(
                 if result.status == "failed":
                     return _failed(pair, side, result.reason)
             subjects = {side: At(session, EXAMPLE) for (side, _), session in sessions.kept.items()}
+            watch = machine_load.Watch()
             try:
                 series = benchmark.measure(subjects, how.time_budget, "old")
             except ExporterError as error:
                 return _failed(pair, "old", str(error))
             if failed := series["new"].error:
                 return _failed(pair, "new", str(failed))
+            busiest = machine_load.busier(busiest, watch.load())
         old, new = series["old"].windows, series["new"].windows
         old_ms, new_ms = (stats.median([stats.median(window) for window in windows]) for windows in (old, new))
         found[kind] = Latency(old_ms, new_ms, stats.ratio(new, old), stats.ratio_interval(new, old))
-    machine = watch.load()
-    if machine is None or not machine.busy:
-        return replace(pair, latency=found)
-    busy = f"the machine was busy during timing: {machine.describe()}"
-    return replace(pair, latency=found, busy=busy, lost=machine.lost)
+    busy = f"the machine was busy during timing: {busiest.describe()}" if busiest else ""
+    return replace(pair, latency=found, busy=busy)
 
 
 def _failed(pair: Pair, side: str, reason: str) -> Pair:

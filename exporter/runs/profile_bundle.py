@@ -273,9 +273,7 @@ class Profiling:
                 self.fail(left[0].name, left[0].kind, error)
                 left = left[1:]
                 continue
-            machine = watch.load()
-            if machine is not None and machine.busy and (not self.busiest or machine.lost > self.busiest.lost):
-                self.busiest = machine
+            self.busiest = machine_load.busier(self.busiest, watch.load())
             for one in left:
                 failed = found[one.name].error
                 if failed:

@@ -116,7 +116,8 @@ class Loaded:
     `run` maps input tensors on the session's device to output tensors. `provider` returns the name of the provider that
     actually runs it, and `notes` what it has reported so far. `reset` restores the initial state, if the artifact
     carries one. `takes` is the number of input tensors that the file itself declares; None if it declares none.
-    `profile` returns the steps of the typical call among several; None: those that torch.profiler sees.
+    `profile` returns the steps of the typical call among several; None: those that torch.profiler sees. With
+    `own_threads`, calls use none of torch's threads.
     """
 
     run: Run
@@ -125,6 +126,7 @@ class Loaded:
     reset: Callable[[], object] = tuple
     takes: int | None = None
     profile: Callable[[Tensors, int], Steps] | None = None
+    own_threads: bool = False
 
 
 class Target(Protocol):

@@ -16,16 +16,12 @@ from exporter.targets import _inductor
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
     """Within the context, let inductor decompose aten.index_add for every dtype."""
-    import torch._inductor.compile_fx  # first, because its modules import each other
+    import torch
     from torch._decomp import decompositions
-    from torch._inductor import decomposition
 
     def index_add(x: Any, dim: int, index: Any, tensor: Any, *, alpha: Any = 1) -> Any:
         usual: Any = decompositions._index_add
         return usual(x, dim, index, tensor, inplace=False, alpha=alpha)
 
-    tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())  # the second is a cached copy
-    with contextlib.ExitStack() as changed:
-        for table in tables:
-            changed.enter_context(_inductor.with_entry(table, torch.ops.aten.index_add.default, index_add))
+    with _inductor.with_decomposition(torch.ops.aten.index_add.default, index_add):
         yield

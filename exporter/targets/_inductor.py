@@ -213,6 +213,18 @@ def with_entry(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def with_decomposition(operator: Any, decomposition: Any) -> Iterator[None]:
+    """Let inductor decompose an operator for a while."""
+    from torch._inductor import decomposition as known
+
+    tables: Any = (known.decompositions, known.fast_random_decomps())  # the second is a cached copy
+    with contextlib.ExitStack() as changed:
+        for table in tables:
+            changed.enter_context(with_entry(table, operator, decomposition))
+        yield
+
+
+@contextlib.contextmanager
 def _probes_remembered() -> Iterator[None]:
     """Remember in inductor's cache directory which of its probes for vector instructions have loaded."""
     from torch._inductor import cpp_builder

@@ -128,8 +128,9 @@ def export(program: Program, path: Path, options: Options) -> Exported:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
     everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes())
-    torchs = (_index_adds.decomposed(), _integer_powers.of_tensors(), *everywhere, *right)
-    patches = (recurrent.looped(), counted_results.any_number(), _objects.reused(), *torchs)
+    decompositions = (_index_adds.decomposed(), _integer_powers.decomposed())
+    usual = (recurrent.looped(), counted_results.any_number(), _objects.reused())
+    patches = (*usual, *decompositions, *everywhere, *right)
     with contextlib.ExitStack() as changed:
         for patch in patches:
             changed.enter_context(patch)

@@ -359,7 +359,7 @@ def load(path: Path, options: Options) -> Loaded:
     profile = partial(_steps_onnx.record, path, partial(_profiled, options), options.device)
     if options.device == "cpu":
         session = _session(path, options)
-        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session), profile=profile)
+        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session), profile=profile, own_threads=True)
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     session, failure = _with_graphs(path, options) if options.cuda_graphs else (None, "")
@@ -372,7 +372,7 @@ def load(path: Path, options: Options) -> Loaded:
                 "onnxruntime fell back to the CPU",
                 "run `exporter doctor`, or accept the CPU with --allow-cpu-fallback (export and check)",
             )
-        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session))
+        return Loaded(_run_cpu(session), lambda: "CPU", takes=_takes(session), own_threads=True)
 
     bound = _ort_cuda_graphs.Bound(session, options.device)
     if not captures:

@@ -120,7 +120,7 @@ class LoadedModel:
                 known = differentiation.needed(self.module.model)
                 copies = [t.to(device, copy=True) for t in flat.tensors]
                 args, kwargs = flat.rebuild(copies)
-                before = [copy._version for copy in copies]
+                before = [copy._version for copy in copies]  # which counts writes, except those through NumPy or .data
                 self.held.restore()
                 output = self.module.answer(*args, **kwargs)
                 after = [copy._version for copy in copies]
@@ -142,8 +142,8 @@ class LoadedModel:
         if new := [name for name in names if name not in self.written]:
             self.written += new
             self.warnings.append(
-                f"a call writes to its input {', '.join(new)}: artifacts may leave the caller's tensor as it is, and "
-                "inputs that share memory lead to other results"
+                f"the model writes to its input{'s' * (len(new) > 1)} {', '.join(new)}: an artifact may leave the "
+                "caller's tensor as it is, and inputs that share memory lead to other results"
             )
 
 

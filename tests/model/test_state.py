@@ -910,14 +910,12 @@ def test_the_reference_carries_its_own_state_in_float64() -> None:
 
 
 def test_an_artifact_that_carries_state_is_not_copied(run: Run) -> None:
-    """The error was that of the lock inside: cannot pickle '_thread.lock' object."""
+    """A deep copy failed at the lock inside: cannot pickle '_thread.lock' object."""
     _, place = run("stateful:counter", "trace", bench=False, state="carry")
     artifact = exporter.open_artifact(place / "trace.pt")
-    for way in (copy.copy, copy.deepcopy):
-        with pytest.raises(
-            TypeError, match="an Artifact that carries state cannot be copied; open it again with open_"
-        ):
-            way(artifact)
+    assert copy.copy(artifact) is artifact
+    with pytest.raises(TypeError, match="an Artifact that carries state cannot be copied; open it again with open_"):
+        copy.deepcopy(artifact)
     with pytest.raises(TypeError, match="an Artifact cannot be pickled"):
         pickle.dumps(artifact.stream())
 

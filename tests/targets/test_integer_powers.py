@@ -19,6 +19,7 @@ class Powers(torch.nn.Module):
             torch.pow(-2, few.int()),
             torch.pow(300, few.to(torch.uint8)),
             torch.pow(2, few > 1),
+            torch.pow(True, few),
             torch.pow(2, -few),
             torch.pow(2.5, few),
             torch.pow(2, few.float()),
@@ -28,7 +29,7 @@ class Powers(torch.nn.Module):
 def test_powers_of_an_integer_are_integers(tmp_path: Path) -> None:
     n = torch.arange(6)
     program = torch.export.export(Powers(), (n,), dynamic_shapes=({0: torch.export.Dim("count", min=2, max=64)},))
-    with _integer_powers.of_tensors():
+    with _integer_powers.decomposed():
         package = packages.build(program, tmp_path / "powers.pt2")
     runner = torch._inductor.aoti_load_package(str(package))
     other = torch.arange(40)  # 3**39 is not a float64

@@ -51,7 +51,7 @@ def test_state_that_changes_at_other_sizes_than_the_examples(tmp_path: Path) -> 
 def test_inputs_that_a_call_writes_to_are_named_once(tmp_path: Path) -> None:
     loaded, _ = prepared("in_place", tmp_path, RARE.with_name("tiny.py"))
     (warning,) = loaded.warnings
-    assert warning.startswith("a call writes to its input x: artifacts may leave the caller's tensor as it is")
+    assert warning.startswith("the model writes to its input x: an artifact may leave the caller's tensor as it is")
 
 
 def test_state_that_one_size_writes_and_another_reads_is_refused(tmp_path: Path) -> None:

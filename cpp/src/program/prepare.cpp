@@ -60,27 +60,35 @@ std::string problem(const Node& node, std::string_view cause) {
 }  // namespace
 
 std::string place_of(const Node& node) {
-  // Python's traceback: `File "PATH", line N, in NAME`, innermost last. Code of torch is left out.
-  constexpr std::string_view kFile = "File \"", kLine = "\", line ";
-  std::string place;
+  // Python's traceback: `File "PATH", line N, in NAME`, innermost last. Code of torch is left out,
+  // except a layer's if the model has no line of its own.
+  constexpr std::string_view kFile = "File \"", kLine = "\", line ", kLayers = "torch/nn/modules/";
+  std::string place, layer;
+  bool is_wrapped = false;
   const std::string& trace = node.stack_trace;
   for (auto at = trace.find(kFile); at != std::string::npos; at = trace.find(kFile, at + 1)) {
     const auto start = at + kFile.size(), end = trace.find(kLine, start);
     if (end == std::string::npos) break;
     const std::string path = trace.substr(start, end - start);
-    const bool is_torch = path.starts_with("torch/") || path.find("/torch/") != std::string::npos;
-    if (is_torch || path.starts_with("<")) continue;
+    if (path.starts_with("<")) continue;
     if (path.starts_with(kOwnFile)) {
-      if (place.empty()) place = "exporter";  // it wraps the model
+      is_wrapped = true;
       continue;
     }
     const auto number = end + kLine.size();
     const auto stop = trace.find_first_not_of("0123456789", number);
     const auto slash = path.rfind('/');
-    place = path.substr(slash == std::string::npos ? 0 : slash + 1) + ":" +
-            trace.substr(number, stop - number);
+    const std::string line = path.substr(slash == std::string::npos ? 0 : slash + 1) + ":" +
+                             trace.substr(number, stop - number);
+    const bool is_torch = path.starts_with("torch/") || path.find("/torch/") != std::string::npos;
+    if (!is_torch) {
+      place = line;
+    } else if (path.find(kLayers) != std::string::npos && !path.ends_with("/module.py")) {
+      layer = line;
+    }
   }
-  return place;
+  if (place.empty()) place = layer;
+  return place.empty() && is_wrapped ? "exporter" : place;
 }
 
 Routine prepare_graph(const Graph& graph, const std::vector<std::string>& inputs,

@@ -15,7 +15,7 @@ from exporter.core import causes, contract, probing, source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, ExportError
 from exporter.evidence import narrowing
-from exporter.model import capture
+from exporter.model import capture, rounded_sizes
 from exporter.model.tensors import Tensors
 from exporter.workers import keeping, loading
 from exporter.workers.loading import LoadedModel
@@ -67,7 +67,8 @@ def captured(job: Job, loaded: LoadedModel, found: Contract) -> capture.Captured
 
 
 def _require_saved(program: torch.export.ExportedProgram, job: Job) -> None:
-    """Raise ExportError if torch.export cannot save a program."""
+    """Raise ExportError if torch.export cannot save a program as the target `export` does."""
+    rounded_sizes.make_storable(program)
     file = job.work / "tried.pt2"
     try:
         torch.export.save(program, file)
