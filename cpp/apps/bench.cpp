@@ -51,9 +51,9 @@ void print_cold_start(const ColdStart& cold) {
 
 void print_text(const Options& options, const Artifact& artifact, const GoldenCase& example,
                 const ColdStart& cold, const Statistics& all, bool settled) {
-  std::printf("%s: %s on %s, %d threads, %s\n", options.artifact.c_str(),
-              to_string(artifact.info().kind), artifact.device().str().c_str(),
-              at::get_num_threads(), printable(example.name).c_str());
+  std::printf("%s: %s on %s, %s, %s\n", options.artifact.c_str(), to_string(artifact.info().kind),
+              artifact.device().str().c_str(), counted(at::get_num_threads(), "thread").c_str(),
+              printable(example.name).c_str());
   std::printf(
       "  Time (mean ± σ):    %9.3f ms ± %7.3f ms    [median: %.3f ms, p90: %.3f, p99: %.3f]\n",
       all.mean, all.deviation, all.median, all.p90, all.p99);
@@ -149,10 +149,10 @@ void print_load(const Warm& warm, const Load& load, double highest) {
     std::printf("%s\n", json.dump().c_str());
     return;
   }
-  const int threads = at::get_num_threads();
-  std::printf("%s: %s on %s, %d caller%s with %d thread%s%s\n", options.artifact.c_str(),
+  std::printf("%s: %s on %s, %s with %s%s\n", options.artifact.c_str(),
               to_string(warm.artifact.info().kind), warm.artifact.device().str().c_str(),
-              options.callers, options.callers == 1 ? "" : "s", threads, threads == 1 ? "" : "s",
+              counted(options.callers, "caller").c_str(),
+              counted(at::get_num_threads(), "thread").c_str(),
               options.callers == 1 ? "" : " each");
   std::printf("  Throughput:         %9.1f calls/s    %zu calls in %.2f s\n", throughput, all.count,
               load.seconds);

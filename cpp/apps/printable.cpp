@@ -51,4 +51,8 @@ std::string printable(std::string_view text) {
   return shown;
 }
 
+std::string counted(int count, std::string_view what) {
+  return std::to_string(count) + " " + std::string(what) + (count == 1 ? "" : "s");
+}
+
 }  // namespace exporter::app

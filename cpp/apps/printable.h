@@ -9,4 +9,7 @@ namespace exporter::app {
 /// separators, invisible and direction marks, and invalid UTF-8 with U+FFFD.
 std::string printable(std::string_view text);
 
+/// Returns "1 thread" or "2 threads".
+std::string counted(int count, std::string_view what);
+
 }  // namespace exporter::app

@@ -124,9 +124,9 @@ void print_text(const Options& options, const Artifact& artifact, const Example&
   const double all_us = total_us(nodes);
   std::int64_t live = 0;
   for (const NodeProfile& node : nodes) live = std::max(live, node.live);
-  std::printf("%s: %s on %s, %d threads, %s\n", options.artifact.c_str(),
-              to_string(artifact.info().kind), artifact.device().str().c_str(),
-              at::get_num_threads(), printable(example.name).c_str());
+  std::printf("%s: %s on %s, %s, %s\n", options.artifact.c_str(), to_string(artifact.info().kind),
+              artifact.device().str().c_str(), counted(at::get_num_threads(), "thread").c_str(),
+              printable(example.name).c_str());
   std::printf("  %.3f ms in %zu nodes, %.3f ms without profiling, medians of %d calls\n",
               all_us / 1e3, nodes.size(), plain_ms, options.runs);
   std::printf("  at most %s held between nodes, weights and inputs aside\n\n",

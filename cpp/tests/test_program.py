@@ -314,8 +314,10 @@ class Commands(unittest.TestCase):
             text = call("bench", FIXTURES / model, *given).stdout
             self.assertIn("3 callers with 1 thread each", text)
             self.assertRegex(text, r"Cold start: +[0-9.]+ s to load, [0-9.]+ ms the first call")
-        alone = call("bench", FIXTURES / MODELS[0], "--callers", 1, "--threads", 1, "--windows", 2, "--runs", 3).stdout
-        self.assertIn(" 1 caller with 1 thread\n", alone)
+        few = ["bench", FIXTURES / MODELS[0], "--threads", 1, "--windows", 2, "--runs", 3]
+        self.assertIn(" on cpu, 1 thread, batch=1\n", call(*few).stdout)
+        alone = call(*few, "--callers", 1, "--load", 50)
+        self.assertIn(" on cpu, 1 caller with 1 thread\n", alone.stdout)
         done = call("bench", FIXTURES / MODELS[0], "--callers", 0)
         self.assertEqual(done.returncode, 2)
 

@@ -568,7 +568,7 @@ def test_a_profile_names_the_modules_of_the_model(run: Run) -> None:
 def test_a_profile_prints_the_slowest_nodes_or_all(tmp_path: Path) -> None:
     file = saved(branching, tmp_path, torch.randn(3, 4))
     lines = profiled(file, "--top", "2").stdout.splitlines()
-    assert "exported program on cpu, 1 threads, zeros" in lines[0]
+    assert "exported program on cpu, 1 thread, zeros" in lines[0]
     assert len(lines) == 8  # three about the call, an empty one, the heading, two nodes, the others
     assert lines[-1].endswith("other nodes; --top 0 shows all")
     every = profiled(file, "--top", "0").stdout
