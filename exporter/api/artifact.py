@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from exporter import targets as routes
+from exporter.api import forks
 from exporter.bundle import adjacent_records
 from exporter.bundle.adjacent_records import Verify
 from exporter.core import contract as contracts
@@ -24,34 +24,6 @@ from exporter.core.settings import SessionSettings
 from exporter.model import custom_ops, flattening
 from exporter.model.state import carrying
 from exporter.model.tensors import Tensors, unusual_form
-
-
-class _TorchThreads:
-    """Whether this process was forked from one in which calls may have started torch's threads: it has none of them.
-
-    A call that uses them never returns (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=60035). Nothing tells beforehand
-    whether one will, so with more than one thread every call is refused.
-    """
-
-    def __init__(self) -> None:
-        self.started = self.lost = False
-        os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        self.started, self.lost = False, self.lost or self.started
-
-    def require(self) -> None:
-        """Raise UsageError if a call may never return. Otherwise note that it may start threads."""
-        if torch.get_num_threads() > 1:
-            if self.lost:
-                raise UsageError(
-                    "this process was forked after a call of an artifact, and torch's threads do not survive that",
-                    "fork before the first call, or call torch.set_num_threads(1) here",
-                )
-            self.started = True
-
-
-_THREADS = _TorchThreads()
 
 
 class Artifact:
@@ -119,7 +91,7 @@ class Artifact:
         if not self._own_threads or not all(
             tensor.is_contiguous() for tensor in tensors
         ):  # torch makes them contiguous
-            _THREADS.require()
+            forks.require_threads()
         with self._turn:
             inside = contracts.keeps_state(self.contract)
             shapes = carrying.state_shapes(self.contract, tensors, self._shapes) if inside else None

@@ -89,7 +89,7 @@ def test_a_step_on_a_killed_node_runs_again(nodes: Cluster, folder: Path) -> Non
 
     def kill() -> None:
         try:
-            wait_for(lambda: len(begun(folder)) == 2, seconds=180)
+            wait_for(lambda: len(begun(folder)) == 2, seconds=400)
             nodes.remove_node(other, allow_graceful=False)
         finally:
             (folder / "go").touch()
@@ -117,7 +117,7 @@ def test_timed_steps_have_a_node_each_and_end_on_interrupt(nodes: Cluster, folde
 
     def look_and_interrupt() -> None:
         try:
-            wait_for(lambda: len(begun(folder)) == 2, seconds=180)
+            wait_for(lambda: len(begun(folder)) == 2, seconds=400)
             seen.extend([ray.available_resources().get("CPU", 0), len(set(begun(folder))), list(told.stages)])
             seen.append([pid for node in begun(folder) for pid in children(node) if "exporter" in command_of(pid)])
         finally:
