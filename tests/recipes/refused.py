@@ -120,6 +120,13 @@ class Quantizer(nn.Module):
         return ((x / scale).round() + zero).clamp(0, 255)
 
 
+class Digits(nn.Module):
+    """Rounds a Python number to a digit, which torch.export cannot save."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * round(x.max().item(), 1)
+
+
 def attention_inputs(batch: int = 2, length: int = 5) -> dict[str, torch.Tensor]:
     mask = torch.rand(batch, length) > 0.3
     mask[:, 0] = True
@@ -150,7 +157,7 @@ def boxes_inputs(n: int = 4) -> dict[str, torch.Tensor]:
     return {"boxes": torch.rand(n, 4), "scores": torch.rand(n)}
 
 
-quantizer_inputs = router_inputs
+quantizer_inputs = digits_inputs = router_inputs
 MODELS = ("attention", "denoiser", "pool", "normalizer", "router", "beam", "boxes", "quantizer")
 attention, denoiser, pool, normalizer = Attention, Denoiser, Pool, Normalizer
-router, beam, boxes, quantizer = Router, Beam, Boxes, Quantizer
+router, beam, boxes, quantizer, digits = Router, Beam, Boxes, Quantizer, Digits

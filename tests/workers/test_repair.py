@@ -123,7 +123,7 @@ def test_a_model_that_needs_no_repair(repair: Act) -> None:
 
 
 def test_a_program_that_cannot_be_saved(repair: Act) -> None:
-    report = repair(recipe_path("refused:quantizer")).report
+    report = repair(recipe_path("refused:digits")).report
     refused(report)
     assert report.cause.startswith("torch.export.save cannot serialize")
 
