@@ -193,3 +193,10 @@ def test_the_help_matches_the_behaviour(cli: Cli) -> None:
         said = " ".join(cli(name, "--help").out.split())
         assert f"called at least {FEWEST_WINDOWS} times" in said
         assert "--wait-quiet SECONDS" in said
+
+
+def test_the_load_that_took_more_of_the_machine() -> None:
+    quiet, some, much = (MachineLoad(2, others, 0.0, 0.0, 0, 1.0) for others in (0.05, 0.2, 0.6))
+    assert machine_load.busier(some, much) == machine_load.busier(much, some) == much
+    assert machine_load.busier(quiet, some) == machine_load.busier(some, None) == some
+    assert machine_load.busier(quiet, None) is None
