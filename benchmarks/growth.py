@@ -41,6 +41,7 @@ MILLIONS = "million parameters"
 LAYERS = 4  # while the width grows
 BASE = {"width": 256, "layers": 2, "batch": 1, "sequence": 16}
 AXES = {"layers": (2, 4, 8, 16), "batch": (1, 4, 16, 64), "sequence": (16, 64, 256, 512)}
+ALL_AXES = ",".join(("parameters", *AXES))
 QUICK_PARAMETERS = "0.001,0.004,0.01"
 QUICK_AXES = {"layers": (2, 4, 8), "batch": (1, 4, 16), "sequence": (16, 64, 256)}
 LIMIT = 1.1
@@ -65,6 +66,7 @@ def main() -> None:
     """Measure all points that raw.json lacks, then write the table and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", help=f"in billions, separated by commas; {PARAMETERS} if not given")
+    parser.add_argument("--axes", help=f"which to measure, separated by commas; {ALL_AXES} if not given")
     parser.add_argument("--quick", action="store_true", help="smaller models, in a few minutes")
     parser.add_argument("--resume", action="store_true", help="measure only what raw.json lacks")
     parser.add_argument("--render", action="store_true", help="measure nothing; make the table and the figure again")
@@ -94,10 +96,12 @@ def collect(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = json.loads(raw.read_text()) if kept else {}
     for axis, points in {} if arguments.render else sweeps(arguments).items():
         for name, sizes in points.items():
-            if name not in found:
-                found[name] = {"axes": [], **sizes, **measure(name, arguments)}
-            found[name]["axes"] = sorted({axis, *found[name]["axes"]})
-            write_atomic(raw, json.dumps(found, indent=1) + "\n")
+            empty = {"name": name, "axes": [], **sizes, MILLIONS: 0.0, "costs": {}, "seconds": 0.0, "failed": []}
+            point = found.setdefault(name, empty)
+            point["axes"] = sorted({axis, *point["axes"]})
+            for route in (one for one in ROUTES if one not in point["costs"]):
+                add(point, route, arguments)
+                write_atomic(raw, json.dumps(found, indent=1) + "\n")
     return found
 
 
@@ -108,29 +112,30 @@ def sweeps(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, int]]
     widths = [max(64, 64 * round(math.sqrt(one / (12 * LAYERS)) / 64)) for one in wanted]
     found = {MILLIONS: [BASE | {"width": width, "layers": LAYERS} for width in widths]}
     found |= {axis: [BASE | {axis: size} for size in sizes] for axis, sizes in axes.items()}
+    chosen = [MILLIONS if axis == "parameters" else axis for axis in (arguments.axes or ALL_AXES).split(",")]
+    if unknown := [axis for axis in chosen if axis not in found]:
+        raise SystemExit(f"no axis is called {', '.join(unknown)}; the axes are {ALL_AXES}")
     named = "w{width}_l{layers}_b{batch}_s{sequence}"
-    return {axis: {named.format(**sizes): sizes for sizes in points} for axis, points in found.items()}
+    return {axis: {named.format(**sizes): sizes for sizes in found[axis]} for axis in chosen}
 
 
-def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Export one point to each route in turn; return its parameters, the costs of each route, and the machine."""
-    manifest = arguments.out / "manifest.json"
-    point: dict[str, Any] = {"name": name, MILLIONS: 0.0, "costs": {}, "seconds": 0.0, "failed": []}
-    for route in ROUTES:
-        words = ["--point", name, route, "BUNDLE", str(manifest), "--time-budget", str(arguments.time_budget)]
-        run = large.measure([__file__, *words])
-        print(f"{name} {route}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
-        if manifest.is_file():
-            said = json.loads(manifest.read_text())
-            point[MILLIONS] = said["model"]["parameters"] / 1e6
-            for row in said["variants"]:
-                if row["name"] == route:
-                    point["costs"][route] = costs_of(row, run["peak_gb"])
-        manifest.unlink(missing_ok=True)
-        point["seconds"] += run["seconds"]
-        point["failed"] += [f"{route}: {run['failed']}"] if run["failed"] else []
-        point |= {fact: run[fact] for fact in ("machine", "date", "load")}
-    return point
+def add(point: dict[str, Any], route: str, arguments: argparse.Namespace) -> None:
+    """Export a point to one route; add the costs, its parameters and the machine to it."""
+    manifest, name = arguments.out / "manifest.json", point["name"]
+    words = ["--point", name, route, "BUNDLE", str(manifest), "--time-budget", str(arguments.time_budget)]
+    run = large.measure([__file__, *words])
+    print(f"{name} {route}: {run['seconds']:.0f} s, {run['peak_gb']:.2f} GB {run['failed']}", flush=True)
+    if manifest.is_file():
+        said = json.loads(manifest.read_text())
+        point[MILLIONS] = said["model"]["parameters"] / 1e6
+        for row in said["variants"]:
+            if row["name"] == route:
+                point["costs"][route] = costs_of(row, run["peak_gb"])
+    manifest.unlink(missing_ok=True)
+    point["seconds"] += run["seconds"]
+    failed = [one for one in point["failed"] if not one.startswith(f"{route}: ")]
+    point["failed"] = failed + ([f"{route}: {run['failed']}"] if run["failed"] else [])
+    point |= {fact: run[fact] for fact in ("machine", "date", "load")}
 
 
 def costs_of(row: Mapping[str, Any], peak_gb: float) -> dict[str, float]:

@@ -69,6 +69,11 @@ def adds_bytes_exactly() -> bool:
     return platform.machine() not in ("x86_64", "AMD64") or any(flag in cpu_flags() for flag in exact)
 
 
+def computes_bf16() -> bool:
+    """Return whether the CPU has instructions for products of bfloat16, without which it is slower than float32."""
+    return not cpu_flags().isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def _cpuinfo() -> dict[str, str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()

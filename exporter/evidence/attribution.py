@@ -27,6 +27,7 @@ NEAR = 0.6  # of a peak
 LEAST_SHARE = 0.05  # of the latency: less is not worth a change
 APART = 2.0  # a module that takes this multiple of the median of its like has a line of its own
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+LOWER = ("bf16", "int8")  # precisions in which most devices compute faster than in float32
 BYTES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.25}  # of a number, as a fraction of float32's
 
 
@@ -266,7 +267,11 @@ def times(found: Sequence[tuple[Line, list[Key]]], spent: Spent, peaks: Peaks, p
 
 
 def advice(
-    lines: Sequence[Line], variants: Sequence[Profiled], baseline: str = EAGER, busy: MachineLoad | None = None
+    lines: Sequence[Line],
+    variants: Sequence[Profiled],
+    baseline: str = EAGER,
+    busy: MachineLoad | None = None,
+    lower: Sequence[str] = LOWER,
 ) -> tuple[str, ...]:
     """Return which variant is fastest, where it wins, what it lacks kernels for, and what to try first with it.
 
@@ -283,7 +288,10 @@ def advice(
     if best.fallbacks:
         found.append(f"{best.name} has no kernel of its own for {', '.join(best.fallbacks[:3])}")
     doubt = " (in doubt, because the machine was busy)" if busy else ""
-    return (*found, f"first to try, for {best.name}{doubt}: {_remedy(lines, best, others, baseline == EAGER)}")
+    return (
+        *found,
+        f"first to try, for {best.name}{doubt}: {_remedy(lines, best, others, lower if baseline == EAGER else None)}",
+    )
 
 
 def _won(lines: Sequence[Line], best: Profiled, other: Profiled, busy: MachineLoad | None = None) -> str:
@@ -312,11 +320,14 @@ def named(line: Line) -> str:
     return ", ".join(filter(None, (line.module, _tail(line.place))))
 
 
-def _remedy(lines: Sequence[Line], best: Profiled, others: Sequence[Profiled], exported: bool) -> str:
-    """Return what may save most of a variant's time: a change of what limits it, or of its slowest line."""
-    ways = [(best.outside_ms, _between(best, exported)), (best.copy_ms, _copies(lines, best))]
+def _remedy(lines: Sequence[Line], best: Profiled, others: Sequence[Profiled], lower: Sequence[str] | None) -> str:
+    """Return what may save most of a variant's time: a change of what limits it, or of its slowest line.
+
+    `lower` are the precisions that an export can have, or None if the variants are not exported.
+    """
+    ways = [(best.outside_ms, _between(best, lower is not None)), (best.copy_ms, _copies(lines, best))]
     near = [one for one in best.times if max(one.compute or 0.0, one.bandwidth or 0.0) > NEAR]
-    ways.append((sum(one.ms for one in near) / 2, _lower(lines, near, best, exported)))
+    ways.append((sum(one.ms for one in near) / 2, _lower(lines, near, best, lower)))
     saved, way = max(ways)
     far = max((one for one in best.times if one not in near), key=_unexplained, default=None)
     if far and _unexplained(far) > max(saved, LEAST_SHARE * best.latency_ms):
@@ -337,7 +348,7 @@ def _copies(lines: Sequence[Line], best: Profiled) -> str:
     return f"copies take {best.copy_ms / best.latency_ms:.0%}, most of it in {named(line)}: keep one layout there"
 
 
-def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled, exported: bool) -> str:
+def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled, lower: Sequence[str] | None) -> str:
     """Return the advice for lines that are near a peak of the machine."""
     if not near:
         return ""
@@ -345,11 +356,11 @@ def _lower(lines: Sequence[Line], near: Sequence[LineTime], best: Profiled, expo
     where = f"{named(lines[first.line])} takes {first.share:.0%}"
     bound = (first.compute or 0.0) > NEAR
     limit = f"{_at_most(first.compute)} of the FLOP rate" if bound else f"{_at_most(first.bandwidth)} of the bandwidth"
-    if not exported:
+    if lower is None:
         return f"{where} at {limit}: a lower precision, as with torch.autocast"
     precision = precisions.base(best.name.partition("@")[2])
-    lower = [] if precision == "int8" else ["int8"] if precision in BYTES else ["bf16", "int8"]
-    options = " or ".join(f"--precision {one}" for one in lower)
+    left = [] if precision == "int8" else ["int8"] if precision in BYTES else lower
+    options = " or ".join(f"--precision {one}" for one in left)
     return f"{where} at {limit}: {f'a lower precision, {options}' if options else 'only a smaller model takes less'}"
 
 

@@ -315,6 +315,8 @@ class Profiling:
                     notes=steps[one.name].notes,
                 )
             )
+        on_cpu = self.request.device == "cpu"
+        lower = tuple(p for p in attribution.LOWER if p != "bf16" or not on_cpu or environment.computes_bf16())
         busy = (f"the machine was busy during timing: {self.busiest.describe()}; {AGAIN}",) if self.busiest else ()
         return Profile(
             self.manifest.model.name,
@@ -324,7 +326,7 @@ class Profiling:
             model.peaks,
             tuple(line for line, _ in lines),
             (*variants, *self.failed),
-            attribution.advice([line for line, _ in lines], variants, baseline, self.busiest),
+            attribution.advice([line for line, _ in lines], variants, baseline, self.busiest, lower),
             environment=environment.describe(targets.distributions(one.name.partition(":")[0] for one in running)),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             notes=busy,

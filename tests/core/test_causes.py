@@ -30,6 +30,7 @@ from exporter.model.torchscript import bridge
 from exporter.targets import Options, onnx
 
 X = torch.ones(2, 4)
+LENGTHS = torch.ones(1, dtype=torch.int64, device="meta")
 MARK = "# here"  # marks the line that causes the error
 
 operators = torch.library.Library("sprung", "DEF")
@@ -514,6 +515,7 @@ SPRUNG = [
     Case("written-through-data", "compile", lambda _: exported(WritesData())),
     Case("fixed-device", "compile", lambda _: exported(Device()), True),
     Case("fixed-device", "trace", lambda _: traced(Calls(lambda x: x + torch.ones(2, 4)))(X.to("meta"))),
+    Case("lengths-on-a-gpu", "trace", lambda _: nn.utils.rnn.pack_padded_sequence(X[None], LENGTHS, True)),
     Case("depends-on-strides", "trace", lambda _: traced(View()), True),
     Case("depends-on-strides", "compile", lambda _: exported(View()), True),
     Case("leaves-torch", "compile", lambda _: exported(ToNumpy()), True),
@@ -597,6 +599,7 @@ RECORDED = [
     ("different-dtypes", "RuntimeError: Input type (float) and bias type (c10::Half) should be the same"),
     ("different-dtypes", "RuntimeError: Input type (unsigned char) and bias type (float) should be the same"),
     ("number-too-large", "RuntimeError: value cannot be converted to type c10::Half without overflow"),
+    ("lengths-on-a-gpu", "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"),
     # torch before 2.14, with an input on the CPU.
     ("fixed-device", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"),
     ("fixed-device", "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"),

@@ -75,6 +75,15 @@ def test_whether_bytes_are_added_exactly(
     assert environment.adds_bytes_exactly() == exact
 
 
+@pytest.mark.parametrize(
+    ("flags", "computes"),
+    [("avx2 avx512f avx512_bf16", True), ("amx_tile amx_bf16", True), ("asimd bf16", True), ("avx2 avx512f", False)],
+)
+def test_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch, flags: str, computes: bool) -> None:
+    monkeypatch.setattr(environment, "_cpuinfo", lambda: {"flags": flags})
+    assert environment.computes_bf16() == computes
+
+
 def test_a_machine_without_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Path, *args: object) -> str:
         raise FileNotFoundError

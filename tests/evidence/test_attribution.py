@@ -186,6 +186,12 @@ def test_what_to_try_first_is_what_may_save_most(variant: Profiled, said: str) -
     assert any("no kernel of its own for aten::sort" in one for one in found) == bool(variant.fallbacks)
 
 
+def test_precisions_that_the_device_lacks_are_not_proposed() -> None:
+    near = _variant("trace", 8, 2, compute=0.9)
+    assert attribution.advice(LINES, [near], lower=("int8",))[-1].endswith("a lower precision, --precision int8")
+    assert "only a smaller model" in attribution.advice(LINES, [near], lower=())[-1]
+
+
 def test_names_are_aligned_in_order() -> None:
     assert aligned(["a", "b", "c"], ["a", "x", "c"]) == [0, None, 2]
 

@@ -56,8 +56,15 @@ def test_figure_is_drawn(tmp_path: Path) -> None:
 
 
 def test_points_of_the_axes() -> None:
-    arguments = argparse.Namespace(quick=False, parameters="0.02,0.1")
+    arguments = argparse.Namespace(quick=False, parameters="0.02,0.1", axes=None)
     found = growth.sweeps(arguments)
     assert list(found[growth.MILLIONS]) == ["w640_l4_b1_s16", "w1472_l4_b1_s16"]
     assert list(found["batch"]) == ["w256_l2_b1_s16", "w256_l2_b4_s16", "w256_l2_b16_s16", "w256_l2_b64_s16"]
     assert next(iter(found["layers"])) == next(iter(found["batch"]))
+
+
+def test_axes_are_chosen() -> None:
+    found = growth.sweeps(argparse.Namespace(quick=True, parameters=None, axes="parameters,batch"))
+    assert list(found) == [growth.MILLIONS, "batch"]
+    with pytest.raises(SystemExit, match="no axis is called heads; the axes are parameters,layers,batch,sequence"):
+        growth.sweeps(argparse.Namespace(quick=True, parameters=None, axes="heads"))

@@ -92,6 +92,12 @@ CAUSES = (
         "create it with device=x.device, or keep it as a buffer; a trace keeps the device that it saw",
     ),
     Cause(
+        "lengths-on-a-gpu",
+        (r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)\w+",),
+        "pack_padded_sequence needs lengths on the CPU, and every input is on the device of the model",
+        "pass it lengths.cpu()",
+    ),
+    Cause(
         "different-dtypes",
         (
             r"(?:must|expected to|Expected \w+, \w+,? and \w+ to|expected \w+ and \w+ to) have the same dtype",
