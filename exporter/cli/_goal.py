@@ -8,7 +8,6 @@ from typing import Any
 from exporter.cli import _options
 from exporter.core.option import settings
 from exporter.core.records import Goal
-from exporter.core.timing_records import runs_for
 
 
 def goal_options(usual: str) -> _options.Option:
@@ -23,7 +22,7 @@ def goal_options(usual: str) -> _options.Option:
 
 def least_runs(options: dict[str, Any]) -> int:
     """Return how many calls of each artifact the goal's bounds require."""
-    return 0 if options["max_p99_ms"] is None else runs_for(99)
+    return chosen(Goal(), options).least_runs
 
 
 def chosen(usual: Goal, options: dict[str, Any]) -> Goal:

@@ -17,7 +17,7 @@ from exporter.core.json_schema import described
 from exporter.core.option import option
 from exporter.core.parity_records import CaseRecord, Parity, SizeLimit, Tolerance, Warned
 from exporter.core.settings import RunSettings, SizeSettings, SourceSettings
-from exporter.core.timing_records import MachineLoad, Timing
+from exporter.core.timing_records import MachineLoad, Timing, runs_for
 from exporter.core.tuning_records import Tried
 
 SCHEMA = 1  # of the manifest, and of every format without its own number
@@ -225,6 +225,11 @@ class Goal:
         maximum=1,
     )
     needs: Literal["", "cpp"] = option("", "Recommend only artifacts that run in C++.")
+
+    @property
+    def least_runs(self) -> int:
+        """Return how many timed calls of each artifact the bounds need."""
+        return 0 if self.max_p99_ms is None else runs_for(99)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,14 +63,14 @@ def measure(
     budget_s: float,
     baseline: str,
     progress: Callable[[str], None] = lambda name: None,
-    least_runs: int = 0,
+    least_runs: Mapping[str, int] | None = None,
 ) -> dict[str, Series]:
     """Time the subjects in rotation until each one's ratio to `baseline` is known to ±3% or the budget is spent.
 
     The budget is `budget_s` seconds of timed calls per subject, on average. A subject that is too slow for the budget
     still gets FEWEST_WINDOWS windows of one call each; it counts as stable if its interval lies within ±3%.
 
-    If percentiles are requested, every subject except the baseline continues until it has `least_runs` samples.
+    For percentiles, the subjects in `least_runs` continue until they have that many samples.
 
     A subject that fails leaves the rotation, and its exception is stored in `error`. An ExporterError raised by
     `baseline` propagates.
@@ -88,18 +88,21 @@ def measure(
             _attempt(series[name], name == baseline, functools.partial(series[name].take, subject, True))
         for one in series.values():
             one.stable = _stable(one, series[baseline])
-    _lengthen({name: one for name, one in series.items() if name != baseline}, subjects, least_runs, progress)
+    _lengthen(series, subjects, least_runs or {}, progress)
     return series
 
 
 def _lengthen(
-    series: Mapping[str, Series], subjects: Mapping[str, Timed], least_runs: int, progress: Callable[[str], None]
+    series: Mapping[str, Series],
+    subjects: Mapping[str, Timed],
+    least_runs: Mapping[str, int],
+    progress: Callable[[str], None],
 ) -> None:
     """Time more windows in rotation for subjects with too few samples.
 
     Windows of slow subjects hold one call each; here they hold LEAST_OF_TAIL.
     """
-    while short := [name for name, one in series.items() if not one.error and one.count < least_runs]:
+    while short := [name for name in least_runs if not series[name].error and series[name].count < least_runs[name]]:
         for name in short:
             progress(name)
             one = series[name]

@@ -131,10 +131,7 @@ class _Recheck:
         return replace(record, reason=reason, remedy=cause.remedy, cause=cause.name)
 
     def _time(self, manifest: Manifest, recorded: list[VariantRecord]) -> Manifest:
-        """Return the manifest with timings of the variants that passed.
-
-        The first session is the baseline, because no eager session is open.
-        """
+        """Return the manifest with timings of the variants that passed. No eager session is open."""
         manifest = replace(
             manifest,
             samples=None,
@@ -144,10 +141,10 @@ class _Recheck:
         )
         if not self.sessions.kept:
             return manifest
-        baseline = next(iter(self.sessions.kept))
         points = tuple(manifest.points)[1:]
-        budget = latency.Budget(self.how.time_budget, self.how.least_runs, self.how.wait_quiet)
-        found = latency.measure(self.sessions.kept, points, budget, baseline, self.listener.stage)
+        least_runs = max(self.how.least_runs, manifest.goal.least_runs)
+        budget = latency.Budget(self.how.time_budget, least_runs, self.how.wait_quiet)
+        found = latency.measure_artifacts(self.sessions.kept, points, budget, self.listener.stage)
         timed = []
         for record, before in zip(manifest.variants, recorded, strict=True):
             if self._waits(record):
@@ -158,7 +155,7 @@ class _Recheck:
         return replace(
             manifest,
             variants=tuple(timed),
-            baseline=baseline[0],
+            baseline=found.baseline[0],
             warnings=manifest.warnings + found.warnings,
             untimed=found.untimed,
             machine=found.machine,

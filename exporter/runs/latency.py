@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from exporter.core import causes, machine_load
 from exporter.core.errors import ExporterError
-from exporter.core.records import SessionRecord, VariantRecord
+from exporter.core.records import EAGER, SessionRecord, VariantRecord
 from exporter.core.timing_records import MachineLoad, Timing
 from exporter.evidence import benchmark, stats
 from exporter.runs import session_checks
@@ -18,6 +18,7 @@ from exporter.workers.session.client import Session
 Key = tuple[str, str]  # a variant's name and its session's kind
 EXAMPLE = ""
 MOST_SAMPLES = 1000  # recorded per window
+FAILURE = ("status", "stage", "reason", "remedy", "cause")  # the fields of a record that describe its failure
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ class Measured:
         )
 
     def timed(self, record: VariantRecord) -> VariantRecord:
-        """Return the record with its timings. A session that failed while it was timed fails the variant."""
+        """Return the record with its timings. A session that failed while it was timed fails the variant.
+
+        A variant that had failed although its sessions passed, such as by its metric, stays failed.
+        """
         sweep = {point: timings for point in self.points if (timings := self._timings(record.name, point))}
         errors = {
             kind: (point, one.error)
@@ -68,7 +72,10 @@ class Measured:
         }
         sessions = tuple(_failed(s, *errors[s.session]) if s.session in errors else s for s in record.sessions)
         timings = sweep.pop(EXAMPLE, {})
-        return session_checks.conclude(replace(record, timings=timings, sweep=sweep), sessions)
+        found = session_checks.conclude(replace(record, timings=timings, sweep=sweep), sessions)
+        if found.status == "failed" or record.status != "failed":
+            return found
+        return replace(found, **{name: getattr(record, name) for name in FAILURE})
 
     def _timings(self, variant: str, point: str) -> dict[str, Timing]:
         series = self.points[point]
@@ -83,7 +90,7 @@ class Measured:
 class Budget:
     """How long to measure: `seconds` of timed calls for each session at each point.
 
-    At the example, each session except the baseline is called at least `least_runs` times. Timing starts once the
+    At the example, each session except eager's is called at least `least_runs` times. Timing starts once the
     machine is quiet, or after `wait_quiet_s` seconds.
     """
 
@@ -110,6 +117,9 @@ def measure(
     untimed: dict[str, str] = {}
     watch = machine_load.Watch()
     for point in (EXAMPLE, *points):
+        if point in sessions[baseline].refused:
+            untimed[point] = f"{' '.join(baseline)}, the baseline, does not accept this size"
+            continue
         try:
             found[point] = _rotate(left, point, budget, baseline, progress)
         except ExporterError as error:
@@ -119,6 +129,27 @@ def measure(
             continue
         left = {key: session for key, session in left.items() if key not in found[point] or not found[point][key].error}
     return Measured(baseline, found, (waited,) if waited else (), untimed, watch.load())
+
+
+def measure_artifacts(
+    sessions: Mapping[Key, Session], points: Sequence[str], budget: Budget, progress: Callable[[str, str], None]
+) -> Measured:
+    """Time the sessions of artifacts, where no eager session is the baseline.
+
+    The baseline is the first session that accepts the most points. If it fails at the example, another takes its place.
+    """
+    left, failed = dict(sessions), dict[Key, benchmark.Series]()
+    while left:
+        baseline = min(left, key=lambda key: len(left[key].refused & {*points}))
+        try:
+            found = measure(left, points, budget, baseline, progress)
+        except ExporterError as error:
+            failed[baseline] = benchmark.Series(error=error)
+            del left[baseline]
+        else:
+            found.points[EXAMPLE].update(failed)
+            return found
+    return Measured(next(iter(sessions)), {EXAMPLE: failed})
 
 
 def _rotate(
@@ -135,7 +166,7 @@ def _rotate(
         budget.seconds,
         " ".join(baseline),
         lambda name: progress(keys[name][0], stage),
-        budget.least_runs if point == EXAMPLE else 0,
+        {name: budget.least_runs for name, key in keys.items() if point == EXAMPLE and key[0] != EAGER},
     )
     return {keys[name]: one for name, one in series.items()}
 

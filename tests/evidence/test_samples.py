@@ -128,13 +128,15 @@ def test_a_run_reports_the_metric_of_eager_and_every_variant(run: Run, lent_zygo
     assert metrics.NOT_AGAIN in checked.warnings
 
 
-def test_a_metric_bound_fails_a_variant_with_parity(run: Run, lent_zygote: None) -> None:
-    manifest, _ = run("measured:measured", "trace", min_metric=1e3)
+@pytest.mark.parametrize("bench", [False, True])
+def test_a_metric_bound_fails_a_variant_with_parity(run: Run, lent_zygote: None, bench: bool) -> None:
+    manifest, place = run("measured:measured", "trace", min_metric=1e3, bench=bench, time_budget=0.1)
     found = rows(manifest)["trace"]
     assert (found.status, found.stage) == ("failed", "metric")
     assert found.parity is not None
     assert found.parity.verdict == "exact"
     assert "the minimum is 1000" in found.reason
+    assert not (place / "trace.pt").exists()
 
 
 @pytest.mark.parametrize(

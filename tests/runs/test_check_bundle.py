@@ -17,10 +17,11 @@ from exporter.bundle.layout import read_manifest
 from exporter.core import environment
 from exporter.core.errors import JobError
 from exporter.core.progress import Listener
-from exporter.core.records import VariantRecord
+from exporter.core.records import Goal, VariantRecord
+from exporter.core.timing_records import runs_for
 from exporter.core.tuning_records import Choice, Tried
 from exporter.evidence import golden
-from exporter.runs import check_bundle, session_checks
+from exporter.runs import check_bundle, latency, session_checks
 from exporter.workers.session.client import Session
 
 
@@ -105,6 +106,21 @@ def test_what_is_already_so_is_no_advice(bundle: Path, cli: Cli) -> None:
         assert done.code == 0, done.out + done.err
         assert ("faster if loaded with threads=1" in " ".join(done.out.split())) == (threads != 1)
         assert f", {threads} threads" in done.out
+
+
+def test_timing_again_has_the_calls_that_the_goal_of_the_bundle_needs(
+    bundle: Path, lent_zygote: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[latency.Budget] = []
+
+    def measured(sessions: dict, points: object, budget: latency.Budget, progress: object) -> latency.Measured:
+        asked.append(budget)
+        return latency.Measured(next(iter(sessions)), {})
+
+    monkeypatch.setattr(latency, "measure_artifacts", measured)
+    republish(bundle, replace(read_manifest(bundle), goal=Goal(max_p99_ms=30.0)))
+    check_bundle.run(bundle, check_bundle.CheckOptions(threads=1, timeout=120, bench=True), Listener())
+    assert [budget.least_runs for budget in asked] == [runs_for(99)]
 
 
 def test_a_bundle_of_an_earlier_release(bundle: Path, cli: Cli) -> None:
