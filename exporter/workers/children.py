@@ -226,23 +226,24 @@ class Zygote:
 
         Raises JobError if the zygote is closed or has died.
         """
-        request = pickle.dumps((function, arguments))
         log.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as until_started, self._lock, log.open("ab") as output:
             self._await_ready()
             ours, theirs = socket.socketpair()
             until_started.callback(ours.close)
-            with theirs:
-                group = self._fork(request, theirs, output)
+            with theirs, os.fdopen(os.memfd_create("request"), "wb") as request:
+                pickle.dump((function, arguments), request)
+                request.flush()
+                group = self._fork(theirs, output, request)
             until_started.pop_all()
             child = Child(name, ours, group, log)
             self._children = [*(one for one in self._children if not one.finished), child]
         return child
 
-    def _fork(self, request: bytes, theirs: socket.socket, output: IO[bytes]) -> int:
+    def _fork(self, theirs: socket.socket, output: IO[bytes], request: IO[bytes]) -> int:
         """Fork a job and return its process group."""
         try:
-            socket.send_fds(self._control, [request], [theirs.fileno(), output.fileno()])
+            socket.send_fds(self._control, [b"\n"], [file.fileno() for file in (theirs, output, request)])
             if answer := self._control.recv(64):
                 return int(answer)
         except ConnectionError:

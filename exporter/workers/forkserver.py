@@ -3,9 +3,10 @@
 Run as `python -m exporter.workers.forkserver FD MODULE... -- GROUP...`; FD is a Unix socket, and the modules are
 imported after torch. Once it has served a request, the server uses the time until the next one for the groups. A group
 is `module` or `module:function`, to import or to call, or several with commas between them, of which each needs the one
-before. Each request is a pickled (function, arguments) from our own parent process, with the descriptors of a socket
-and of a log. The server forks a supervisor for each request. The supervisor leads its own process group, forks the job,
-waits for it, and sends its exit code as the last message on the socket.
+before. A request from our own parent process consists of three descriptors: those of a socket, of a log, and of a file
+with the pickled (function, arguments), which may be longer than a message on a socket. The server forks a supervisor
+for each request. The supervisor leads its own process group, forks the job, waits for it, and sends its exit code as
+the last message on the socket.
 
 The server never starts a thread and never touches CUDA: both would break in its children.
 """
@@ -32,7 +33,6 @@ from typing import Any
 from exporter.core import processes, source_lines
 from exporter.core.errors import ExporterError
 
-BACKLOG = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IDLE_S = 0.1  # without a request, before the server prepares more: the first requests of a run come one after another
 TRIAL_S = 10.0  # for a part that a child tries
@@ -124,14 +124,14 @@ def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
     while True:
         while waiting and supervisors and not select.select([control], [], [], IDLE_S)[0]:
             _prepare_later(waiting.pop(0), control)
-        request, descriptors, _, _ = socket.recv_fds(control, BACKLOG, 2)
+        request, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if not request:
             break
         supervisors = [pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0] == 0]
         server, pid = os.getpid(), os.fork()
         if pid == 0:
             control.close()
-            _supervise(request, server, *descriptors)
+            _supervise(server, *descriptors)
         supervisors.append(pid)
         with contextlib.suppress(OSError):  # the group must exist before the parent gets its id
             os.setpgid(pid, pid)
@@ -143,7 +143,7 @@ def attend(control: socket.socket, later: Sequence[str] = ()) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _supervise(request: bytes, server: int, channel_fd: int, log_fd: int) -> None:
+def _supervise(server: int, channel_fd: int, log_fd: int, request_fd: int) -> None:
     os.setpgid(0, 0)
     os.dup2(log_fd, 2)  # a job that outlives the server must not hold the stderr that the parent reads to its end
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -155,7 +155,7 @@ def _supervise(request: bytes, server: int, channel_fd: int, log_fd: int) -> Non
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts daemons that start their own session
     pid = os.fork()
     if pid == 0:
-        _run_job(request, channel_fd, log_fd)
+        _run_job(channel_fd, log_fd, request_fd)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
@@ -180,7 +180,7 @@ def _alive(pid: int) -> bool:
     return False
 
 
-def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
+def _run_job(channel_fd: int, log_fd: int, request_fd: int) -> None:
     global _job
     code, _job = 70, os.getpid()
     try:
@@ -192,7 +192,7 @@ def _run_job(request: bytes, channel_fd: int, log_fd: int) -> None:
         os.dup2(log_fd, 2)
         _be_killed_first()
         warnings.simplefilter("default")
-        function, arguments = _loads(request)
+        function, arguments = _loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))
         module, _, name = function.partition(":")
         with socket.socket(fileno=channel_fd) as channel:
             _answer(channel, getattr(importlib.import_module(module), name), arguments)

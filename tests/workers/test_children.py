@@ -65,6 +65,11 @@ def test_large_results(spawn) -> None:
     assert len(spawn("return_many_bytes", count=3_000_000).wait(60)) == 3_000_000
 
 
+def test_arguments_of_any_size(spawn) -> None:
+    value = "x" * 3_000_000
+    assert spawn("return_value", value=value).wait(60) == value
+
+
 def test_a_job_that_raises(spawn) -> None:
     with pytest.raises(JobError, match=r"^ValueError: two lines \(.*/jobs\.py:\d+\)$") as raised:
         spawn("raise_error").wait(60)

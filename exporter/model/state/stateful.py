@@ -24,7 +24,7 @@ from exporter.model.state.first_call import Container
 from exporter.model.state.snapshot import MISSING, Place
 from exporter.model.tensors import Tensors
 
-LARGEST_INITIAL = 16_000_000  # bytes; limit for an initial value that is not uniform
+LARGEST_INITIAL = 1_000_000  # bytes; limit for a value that is not uniform: a manifest repeats it for each variant
 
 REMEDY = (
     "keep it in a buffer of fixed size and dtype from the start (register_buffer), or take and return it in forward"
@@ -203,7 +203,8 @@ def recorded(initial: torch.Tensor, shape: Sequence[Dim]) -> int | float | Value
         return value if isinstance(value, float) else int(value)
     values = initial.detach().cpu().contiguous()
     if values.numel() * values.element_size() > LARGEST_INITIAL:
-        raise ExportError(f"the initial state is not uniform and has {values.numel()} values", "start from zeros")
+        size = f"{values.numel() * values.element_size():,} bytes of at most {LARGEST_INITIAL:,}"
+        raise ExportError(f"the initial state is not uniform and too large for a contract: {size}", "start from zeros")
     raw = values.reshape(-1).view(torch.uint8).numpy().tobytes()
     return Values(tuple(values.shape), base64.b64encode(raw).decode())
 
