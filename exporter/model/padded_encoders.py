@@ -58,7 +58,7 @@ def _packs(encoder: nn.TransformerEncoder, src: torch.Tensor) -> bool:
     attention = layer.self_attn
     weights = [attention.in_proj_weight, attention.in_proj_bias, *attention.out_proj.parameters()]
     for part in (layer.norm1, layer.norm2, layer.linear1, layer.linear2):
-        weights.extend(part.parameters())  # torch 2.11 cannot capture += with a generator
+        weights += part.parameters()
     records = torch.is_grad_enabled() and any(one.requires_grad for one in (src, *weights))
     usual = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     return usual and not records and not layer.training and src.dim() == 3

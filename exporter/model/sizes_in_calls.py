@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from torch import _meta_registrations
 from torch._decomp import decompositions
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
@@ -68,6 +70,8 @@ def traced() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "cdist", _distances(torch.cdist)))
         stack.enter_context(mock.patch.object(torch, "max_pool1d", _maxima(torch.max_pool1d)))
         stack.enter_context(mock.patch.object(torch, "gradient", _differences(torch.gradient)))
+        # Before torch 2.13, the sizes of pools are computed with a branch on the remainder.
+        stack.enter_context(mock.patch.object(_meta_registrations, "div_rtn", operator.floordiv))
         for kind, reduce in POOLS.items():
             for dims in (1, 2, 3):
                 name = f"{kind}_pool{dims}d"
