@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -19,7 +20,8 @@
 namespace exporter::app {
 namespace {
 
-constexpr int kWarmUpRuns = 10;    // calls in one warm-up window
+constexpr int kWarmUpRuns = 10;                  // calls in one warm-up window
+constexpr std::int64_t kMostCalls = 10'000'000;  // of each caller; each keeps its time
 constexpr double kSettled = 0.05;  // relative change of the median below which it is stable
 
 /// Costs before the artifact is warm. The other figures exclude them.
@@ -146,7 +148,7 @@ void print_load(const Warm& warm, const Load& load, double highest) {
                                          {"max_ms", all.max},
                                          {"peak_rss_mb", peak_rss_mb()},
                                          {"samples_ms", load.samples}};
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", dumped(json).c_str());
     return;
   }
   std::printf("%s: %s on %s, %s with %s%s\n", options.artifact.c_str(),
@@ -169,7 +171,13 @@ void print_load(const Warm& warm, const Load& load, double highest) {
 /// without pauses is measured first, under the same conditions.
 int bench_load(const std::vector<Warm>& all) {
   const Options& options = all.front().options;
-  const int runs = options.windows * options.runs;
+  const std::int64_t calls = std::int64_t{options.windows} * options.runs;
+  if (calls > kMostCalls) {
+    throw Error(ErrorKind::usage, "--windows times --runs is " + std::to_string(calls) +
+                                      " calls of each caller: give at most " +
+                                      std::to_string(kMostCalls));
+  }
+  const int runs = static_cast<int>(calls);
   std::vector<Work> works;
   for (const Warm& one : all) works.push_back({one.artifact, one.inputs});
   std::vector<Load> loads = run_load(works, options.callers, options.streams, runs);
@@ -222,7 +230,7 @@ int bench(const Options& options) {
   if (options.json) {
     const auto json =
         to_json(options, warm.artifact, warm.example, warm.cold, summary, warm.settled, windows);
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", dumped(json).c_str());
   } else {
     print_text(options, warm.artifact, warm.example, warm.cold, summary, warm.settled);
   }

@@ -141,7 +141,9 @@ int info(const Options& options) {
                              {"derived", !has_contract},
                              {"contract", has_contract ? ordered_json::parse(info.contract_json)
                                                        : to_json(info.contract)}};
-  std::printf("%s\n", json.dump(2, ' ', /*ensure_ascii=*/true).c_str());
+  std::printf(
+      "%s\n",
+      json.dump(2, ' ', /*ensure_ascii=*/true, ordered_json::error_handler_t::replace).c_str());
   return 0;
 }
 

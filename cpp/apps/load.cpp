@@ -2,13 +2,17 @@
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <exporter/error.h>
 
 #include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <thread>
 
 namespace exporter::app {
@@ -31,6 +35,7 @@ std::vector<c10::Stream> make_streams(at::Device device, int count) {
 struct Crowd {
   std::barrier<> ready;
   std::atomic<int> awaited;  ///< threads that must make their calls before any thread stops
+  std::atomic<bool> given_up = false;  ///< whether a thread could not be started
 
   /// The calls of one artifact may end at different times, those of several load the machine
   /// together until the end.
@@ -54,6 +59,7 @@ struct Caller {
     for (int i = 0; i < kUntimedCalls; ++i) time(work, stream, Clock::now());
     samples.clear();
     crowd.ready.arrive_and_wait();
+    if (crowd.given_up) return;
     begin = Clock::now() + wait;
     for (int i = 0; !error && (i < runs || crowd.awaited > 0); ++i) {
       const bool paced = period > Clock::duration::zero();
@@ -80,6 +86,24 @@ struct Caller {
   }
 };
 
+/// Starts a thread for each action. If one cannot be started, ends those that wait for it, and
+/// throws Error(usage).
+void start(const std::vector<std::function<void()>>& actions, Crowd& crowd,
+           std::vector<std::thread>& running) {
+  try {
+    for (const auto& action : actions) running.emplace_back(action);
+  } catch (const std::system_error& error) {
+    crowd.given_up = true;
+    for (std::size_t i = running.size(); i < actions.size(); ++i) crowd.ready.arrive_and_drop();
+    for (std::thread& thread : running) thread.join();
+    throw Error(ErrorKind::usage, "only " + std::to_string(running.size()) + " of " +
+                                      std::to_string(actions.size()) +
+                                      " callers could be started (" + error.what() +
+                                      "): give fewer --callers, or raise the limits of "
+                                      "processes and memory, as with ulimit -u and ulimit -v");
+  }
+}
+
 /// Returns all calls of one work. Rethrows the first error.
 Load summed(const std::vector<Caller>& callers) {
   Load load{0, {}};
@@ -103,7 +127,7 @@ std::vector<Load> run_load(const std::vector<Work>& works, int callers, int stre
                                        std::vector<Caller>(static_cast<std::size_t>(callers)));
   std::vector<std::vector<c10::Stream>> pools;
   for (const Work& work : works) pools.push_back(make_streams(work.artifact.device(), streams));
-  std::vector<std::thread> running;
+  std::vector<std::function<void()>> actions;
   for (std::size_t at = 0; at < works.size(); ++at) {
     const Work& work = works[at];
     const auto& shared = pools[at];
@@ -111,12 +135,14 @@ std::vector<Load> run_load(const std::vector<Work>& works, int callers, int stre
         std::chrono::duration<double>(work.calls_per_s > 0 ? 1 / work.calls_per_s : 0));
     for (std::size_t i = 0; i < all[at].size(); ++i) {
       const auto stream = shared.empty() ? std::nullopt : std::optional(shared[i % shared.size()]);
-      running.emplace_back([&, at, i, stream, between] {
+      actions.emplace_back([&, at, i, stream, between] {
         all[at][i].call(works[at], runs, stream, crowd, static_cast<int>(i) * between,
                         callers * between);
       });
     }
   }
+  std::vector<std::thread> running;
+  start(actions, crowd, running);
   for (std::thread& thread : running) thread.join();
   std::vector<Load> loads;
   for (const auto& one : all) loads.push_back(summed(one));

@@ -57,6 +57,7 @@ class CommandLine {
 
   /// Fills the fields that depend on several options.
   void finish() {
+    if (artifact_.empty()) throw Error(ErrorKind::usage, "ARTIFACT is empty: give a file");
     options_.artifact = artifact_;
     options_.golden =
         golden_.empty() ? golden_of(options_.artifact) : std::filesystem::path(golden_);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 namespace exporter::app {
 namespace {
@@ -49,6 +50,10 @@ std::string printable(std::string_view text) {
     at += valid ? length : 1;
   }
   return shown;
+}
+
+std::string dumped(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::string counted(int count, std::string_view what) {

@@ -200,7 +200,7 @@ void write_trace(const std::filesystem::path& path, const Nodes& nodes) {
                       {"args", {{"bytes", node.live}}}});
   }
   std::ofstream file(path);
-  file << nlohmann::ordered_json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump() << '\n';
+  file << dumped({{"traceEvents", events}, {"displayTimeUnit", "ms"}}) << '\n';
   file.close();
   if (!file) throw Error(ErrorKind::io, path.string() + " cannot be written");
 }
@@ -229,7 +229,7 @@ int profile(const Options& options) {
   const Nodes nodes = median_call(std::move(calls));
   if (!options.trace.empty()) write_trace(options.trace, nodes);
   if (options.json) {
-    std::printf("%s\n", to_json(options, artifact, example, nodes, plain_ms).dump().c_str());
+    std::printf("%s\n", dumped(to_json(options, artifact, example, nodes, plain_ms)).c_str());
   } else {
     print_text(options, artifact, example, nodes, plain_ms);
   }

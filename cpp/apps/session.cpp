@@ -33,14 +33,17 @@ constexpr int kProtocol = 1;
 /// or a library prints comes between the answers.
 class Channel {
  public:
-  Channel() : out_(fdopen(dup(STDOUT_FILENO), "w")) { dup2(STDERR_FILENO, STDOUT_FILENO); }
+  Channel() : out_(fdopen(dup(STDOUT_FILENO), "w")) {
+    if (out_ == nullptr) throw Error(ErrorKind::io, "standard output cannot be written");
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+  }
   ~Channel() { std::fclose(out_); }
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
   /// Writes one answer. Returns false if the reader has closed the pipe.
   bool send(const ordered_json& answer) {
-    const auto line = answer.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    const auto line = dumped(answer) + "\n";
     std::fputs(line.c_str(), out_);
     return std::fflush(out_) == 0;
   }

@@ -7,8 +7,10 @@
 #include <exporter/artifact.h>
 #include <exporter/operators.h>
 #include <exporter/stream.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 
 #include "archive.h"
@@ -25,6 +27,15 @@ namespace exporter {
 namespace {
 
 constexpr const char* kContractRecord = "extra/contract.json";
+
+/// What changes if another file takes the path, or the file is written to: its device, its number,
+/// its size and the time of its last change. All zero if there is no file.
+std::array<std::int64_t, 5> identity_of(const std::filesystem::path& path) {
+  struct stat found{};
+  if (stat(path.c_str(), &found) != 0) return {};
+  return {static_cast<std::int64_t>(found.st_dev), static_cast<std::int64_t>(found.st_ino),
+          found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+}
 
 ArtifactKind kind_of(caffe2::serialize::PyTorchStreamReader& reader, const std::string& path) {
   if (has_records_below(reader, "data/aotinductor/")) return ArtifactKind::aotinductor;
@@ -189,6 +200,7 @@ Artifact Artifact::open(const std::filesystem::path& path, const OpenOptions& op
 }
 
 Artifact Artifact::open_file(const std::filesystem::path& path, const OpenOptions& options) {
+  const auto checked = identity_of(path);
   require_unaltered(path, ErrorKind::artifact, options.sha256, options.require_sha256);
   ArtifactInfo info = inspect(path);
   const at::Device wanted =
@@ -210,6 +222,11 @@ Artifact Artifact::open_file(const std::filesystem::path& path, const OpenOption
     const bool captures = graphs > 0 && loaded->written_inputs().empty();
     return captures ? capture_graphs(std::move(loaded), graphs) : std::move(loaded);
   });
+  if (identity_of(path) != checked) {
+    throw Error(ErrorKind::artifact, path.string() +
+                                         ": it was replaced while it was opened: "
+                                         "open it again");
+  }
   return {path, std::move(info), device, std::move(runner)};
 }
 

@@ -169,7 +169,7 @@ void require_constants(const json& root) {
 }
 
 Contract read_contract(std::string_view text) {
-  const json root = json::parse(text);
+  const json root = parse_json(text);
   const auto schema = whole(root.at("schema"), "schema");
   if (schema < 1 || schema > kSchema) {
     malformed("schema " + std::to_string(schema) + " is not known, only 1 to " +

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <exception>
 #include <map>
+#include <new>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -129,8 +131,11 @@ class Stretches {
                                                       std::max<std::size_t>(most, 1));
     std::vector<std::exception_ptr> failures(count);
     std::vector<std::thread> threads;
-    for (std::size_t i = 1; i < count; ++i) {
-      threads.emplace_back([&, i] { work(failures[i]); });
+    try {
+      for (std::size_t i = 1; i < count; ++i) {
+        threads.emplace_back([&, i] { work(failures[i]); });
+      }
+    } catch (const std::system_error&) {  // those that could be started share the work
     }
     work(failures[0]);
     for (std::thread& thread : threads) thread.join();
@@ -211,12 +216,17 @@ std::string find_problem(const fs::path& path, caffe2::serialize::PyTorchStreamR
 void require_members(const fs::path& path, ErrorKind kind,
                      caffe2::serialize::PyTorchStreamReader& reader, const std::string& name) {
   if (!kChecks) return;
-  std::string problem;
-  try {
-    problem = find_problem(path, reader, name);
-  } catch (const std::exception& error) {  // torch could open it, so it was once a valid archive
-    problem = one_line(error.what());
-  }
+  const std::string problem = guarded(kind, path.string() + " cannot be read", [&] {
+    try {
+      return find_problem(path, reader, name);
+    } catch (const std::system_error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {  // torch could open it, so it was a valid archive
+      return one_line(error.what());
+    }
+  });
   if (!problem.empty()) altered(kind, path, problem);
 }
 

@@ -7,10 +7,22 @@
 #include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace exporter {
+
+/// Parses JSON. Throws std::runtime_error if it is nested so deeply that reading it could exhaust
+/// the stack, and nlohmann::json::exception if it is not JSON.
+inline nlohmann::json parse_json(std::string_view text) {
+  constexpr int kMostLevels = 1000;  // a program with the deepest graphs that are read has 600
+  const auto require_depth = [](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+    if (depth > kMostLevels) throw std::runtime_error("its JSON is nested too deeply");
+    return true;
+  };
+  return nlohmann::json::parse(text, require_depth);
+}
 
 /// Throws Error(artifact) unless `node` is an object with no other fields than these. An unknown
 /// field could change the meaning of the others.

@@ -22,6 +22,7 @@
 
 #include "file.h"
 #include "form.h"
+#include "json_fields.h"
 
 namespace exporter {
 namespace {
@@ -31,6 +32,7 @@ namespace fs = std::filesystem;
 
 constexpr int kMaxLinks = 40;                      // from one symbolic link to the next
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // as in the format's own reader
+constexpr int kMaxDepth = 8;                       // of the header, where the format has 3 levels
 constexpr std::size_t kAlignment = 8;              // of the data in the file
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kAbout = "exporter";
@@ -81,7 +83,8 @@ bool is_pairs(at::ScalarType dtype) {
 /// Refuses a duplicate name in one object. The JSON library would silently use the last one.
 class Names {
  public:
-  bool operator()(int /*depth*/, json::parse_event_t event, json& parsed) {
+  bool operator()(int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kMaxDepth) broken("its header is nested too deeply");
     if (event == json::parse_event_t::object_start) open_.emplace_back();
     if (event == json::parse_event_t::object_end) open_.pop_back();
     if (event == json::parse_event_t::key &&
@@ -182,7 +185,7 @@ json read_about(const json& header) {
   }
   const auto found = metadata->find(kAbout);
   if (found == metadata->end()) return json::object();
-  json about = json::parse(found->get<std::string>());
+  json about = parse_json(found->get<std::string>());
   if (!about.is_object()) broken("`exporter` in its metadata is not an object");
   return about;
 }

@@ -1,6 +1,10 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <algorithm>
+#include <map>
+#include <vector>
+
 #include "runner.h"
 
 namespace exporter {
@@ -21,6 +25,31 @@ void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   }
 }
 
+/// Copies outputs that the module keeps, such as constants, or whose memory it keeps, because the
+/// caller may write to them. What only the outputs or the caller's inputs use is not the module's.
+void copy_kept(std::vector<at::Tensor>& outputs,
+               const std::vector<const c10::StorageImpl*>& inputs) {
+  std::map<const c10::TensorImpl*, std::size_t> handles;
+  std::map<const c10::StorageImpl*, std::size_t> tensors;
+  for (const at::Tensor& output : outputs) {
+    if (!output.has_storage()) continue;
+    if (++handles[output.unsafeGetTensorImpl()] > 1) continue;
+    ++tensors[output.storage().unsafeGetStorageImpl()];
+  }
+  const auto is_kept = [&](const at::Tensor& output) {
+    if (!output.has_storage()) return false;
+    const c10::StorageImpl* storage = output.storage().unsafeGetStorageImpl();
+    if (std::find(inputs.begin(), inputs.end(), storage) != inputs.end()) return false;
+    return output.use_count() > handles[output.unsafeGetTensorImpl()] ||
+           output.storage().use_count() > tensors[storage];
+  };
+  std::vector<bool> kept;
+  for (const at::Tensor& output : outputs) kept.push_back(is_kept(output));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (kept[i]) outputs[i] = outputs[i].clone();
+  }
+}
+
 class TorchScriptRunner final : public Runner {
  public:
   TorchScriptRunner(const std::filesystem::path& path, at::Device device, bool keeps_state)
@@ -33,10 +62,15 @@ class TorchScriptRunner final : public Runner {
   }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
+    std::vector<const c10::StorageImpl*> given;
+    for (const at::Tensor& input : inputs) {
+      if (input.has_storage()) given.push_back(input.storage().unsafeGetStorageImpl());
+    }
     std::vector<c10::IValue> stack(std::make_move_iterator(inputs.begin()),
                                    std::make_move_iterator(inputs.end()));
     std::vector<at::Tensor> outputs;
     flatten(module_.forward(std::move(stack)), outputs);
+    copy_kept(outputs, given);
     return outputs;
   }
 

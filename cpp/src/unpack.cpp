@@ -84,6 +84,11 @@ class Folder {
       }
       lock_ = lock_folder(path, 0);
       path_ = path;
+      std::error_code ignored;
+      if (lock_.get() < 0 && fs::remove(path, ignored)) {  // it is still there
+        throw std::runtime_error("cannot lock a folder in " + temporary_folder().string() +
+                                 ": set TMPDIR to use another folder");
+      }
     }
   }
   ~Folder() { discard(); }

@@ -200,7 +200,7 @@ std::unique_ptr<Weights> Weights::map(const fs::path& package, const std::string
   const auto reader = open_archive(package, ErrorKind::artifact);
   const auto text = read_text(*reader, index->name.substr(index->name.find('/') + 1));
   std::unique_ptr<Weights> weights(new Weights);
-  const json described = json::parse(text);
+  const json described = parse_json(text);
   for (const json& node : described.at("constants")) {
     const Constant constant(node);
     const Member* blob = member_of(node.value("in", model), kBlob);

@@ -165,6 +165,28 @@ class Meet(torch.nn.Module):
         return met.sum(1)
 
 
+class Kept(torch.nn.Module):
+    """Returns a tensor of its own beside one that it computes from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("own", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.own, x + self.own
+
+
+def save_kept(directory: Path) -> None:
+    """Save the module that returns a tensor of its own, as a constant and as a buffer."""
+    its_contract = custom_contract("trace") | {"symbols": {}, "ops": []}
+    its_contract["inputs"] = [spec("x", "float32", 2, 4)]
+    its_contract["outputs"] = [spec("own", "float32", 4), spec("sum", "float32", 2, 4)]
+    traced = torch.jit.trace(Kept().eval(), (torch.ones(2, 4),))
+    extra = {"contract.json": json.dumps(its_contract)}
+    torch.jit.save(traced, directory / "kept_in_buffer.pt", _extra_files=dict(extra))
+    torch.jit.save(torch.jit.freeze(traced), directory / "kept.pt", _extra_files=dict(extra))
+
+
 def save_custom(name: str, model: torch.nn.Module, directory: Path) -> None:
     x = torch.ones(2, 9)
     traced = torch.jit.trace(model, (x,))
@@ -378,6 +400,7 @@ def main(directory: Path, operators: Path) -> None:
         save_golden(model, directory / "golden.safetensors")
         save_torchscript(model, directory)
         save_packages(model, directory)
+        save_kept(directory)
         save_custom("custom", Custom().eval(), directory)
         save_custom("meet", Meet().eval(), directory)
     save_file({"tokens": inputs(3, 7)[0], "scale": inputs(3, 7)[1]}, directory / "inputs.safetensors")

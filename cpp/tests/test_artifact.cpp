@@ -429,6 +429,18 @@ TEST_CASE("reports a model's failure") {
   CHECK_ERROR(runtime, "model.pt: index out of range", artifact.run({tokens, at::ones({2, 4})}));
 }
 
+TEST_CASE("returns outputs that the caller owns") {
+  for (const char* name : {"kept.pt", "kept_in_buffer.pt"}) {
+    const auto artifact = Artifact::open(fixtures() / name);
+    const at::Tensor x = at::ones({2, 4});
+    const auto first = artifact.run({x});
+    const at::Tensor expected = first[1].clone();
+    first[0].fill_(100);  // the model's own tensor
+    CHECK((at::equal(artifact.run({x})[1], expected)));
+    CHECK((at::equal(artifact.run({x})[0], at::zeros({4}))));
+  }
+}
+
 TEST_CASE("refuses invalid files") {
   const auto open = [](const fs::path& path) { Artifact::open(path); };
   CHECK_ERROR(artifact, "missing.pt: No such file", open(fixtures() / "missing.pt"));
@@ -579,6 +591,8 @@ TEST_CASE("refuses hostile safetensors") {
   CHECK_ERROR(golden, "not a string", of(R"({"__metadata__":{"a":1}})"));
   CHECK_ERROR(golden, "it: ", of(R"({"__metadata__":{"exporter":"{"}})"));
   CHECK_ERROR(golden, "it: ", of("{\"a\":" + std::string(100'000, '[')));
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  CHECK_ERROR(golden, "nested too deeply", of(tensor("U8", deep, "[0,8]")));
 }
 
 TEST_CASE("reads precisions") {

@@ -61,6 +61,9 @@ TEST_CASE("refuses bad JSON") {
               parse(replaced("\"sequence\": {", "\"x\": {")));
   CHECK_ERROR(artifact, "device tpu", parse(replaced("\"cpu\"", "\"tpu\"")));
   CHECK_ERROR(artifact, "model", parse(replaced("\"model\": \"m\",", "")));
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  CHECK_ERROR(artifact, "nested too deeply",
+              parse(replaced("\"schema\": 1", "\"schema\": " + deep)));
 }
 
 TEST_CASE("accepts inputs that fit") {

@@ -49,11 +49,15 @@ class _Own:
     made: int = 0  # number of directories below it so far
 
     def new_folder(self) -> Path:
-        """Return the path for a directory."""
+        """Return the path for a directory. Raise ArtifactError if none can be locked."""
         while self.folder is None:  # another process may sweep the directory before it is locked
-            folder = tempfile.mkdtemp(prefix=PREFIX)
-            if (held := _lock_folder(folder, 0)) is not None:
-                self.folder, self.held = Path(folder), held
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            if (held := _lock_folder(str(folder), 0)) is not None:
+                self.folder, self.held = folder, held
+                break
+            with suppress(FileNotFoundError):
+                folder.rmdir()
+                raise ArtifactError(f"cannot lock a folder in {folder.parent}", "set TMPDIR to another folder")
         self.made += 1
         return self.folder / str(self.made)
 

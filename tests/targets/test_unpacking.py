@@ -194,6 +194,18 @@ def test_altered_weights_are_rejected(mapped: Path, tmp_path: Path) -> None:
         _packages.Package(tmp_path / "altered.pt2", "model", "cpu")
 
 
+def test_a_folder_that_cannot_be_locked_is_an_error(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some network mounts, every file belongs to another user."""
+    monkeypatch.setattr(_unpacking.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(_unpacking, "_own", [])
+    monkeypatch.setattr(_unpacking.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ArtifactError, match=f"cannot lock a folder in {tmp_path}"):
+        _unpacking.unpack(package)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_altered_package_is_rejected(package: Path, tmp_path: Path) -> None:
     data = bytearray(package.read_bytes())
     data[data.index(b"\x7fELF") + 5000] ^= 1

@@ -1,8 +1,9 @@
-"""`exporter-run bench` with several callers."""
+"""`exporter-run bench` with several callers, and what `exporter-run` says about the command line and the system."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,3 +66,49 @@ def test_another_artifact_needs_callers_a_file_and_a_golden(made_bundle: Path, t
     alone = shutil.copy(made_bundle / "script.pt", tmp_path)
     done = bench(made_bundle, "--callers", "1", "--beside", alone)
     assert (done.returncode, "use its bundle, because --golden is the first artifact's" in done.stderr) == (1, True)
+
+
+def test_too_many_calls_are_refused(made_bundle: Path) -> None:
+    done = bench(made_bundle, "--callers", "2", "--windows", "65536", "--runs", "65536")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--windows times --runs is 4294967296 calls of each caller" in done.stderr
+
+
+def test_callers_that_cannot_be_started_are_an_error(made_bundle: Path) -> None:
+    """A thread's stack takes 1 GB of addresses here, so that few fit."""
+    runner, artifact = environment.find_runner(), made_bundle / "trace.pt"
+    command = f'ulimit -s 1000000 && ulimit -v 30000000 && exec "{runner}" bench "{artifact}" --callers 200'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "of 200 callers could be started" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "bench"])
+def test_an_empty_path_is_a_usage_error(command: str) -> None:
+    done = subprocess.run([str(environment.find_runner()), command, ""], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "exporter-run: ARTIFACT is empty: give a file\n")
+
+
+@pytest.mark.parametrize("options", [["info"], ["bench", "--runs", "5", "--windows", "5"]])
+def test_paths_need_not_be_utf8(made_bundle: Path, tmp_path: Path, options: list[str]) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff.pt"
+    shutil.copy(made_bundle / "trace.pt", path)
+    command = [str(environment.find_runner()), options[0], path, *options[1:], "--json"]
+    golden = ["--golden", str(made_bundle / "golden.safetensors")] if options[0] == "bench" else []
+    done = subprocess.run([*command, *golden], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["artifact"] == f"{tmp_path}/\N{REPLACEMENT CHARACTER}.pt"
+
+
+def test_a_session_needs_an_output(made_bundle: Path) -> None:
+    command = f'exec "{environment.find_runner()}" session "{made_bundle / "trace.pt"}" >&-'
+    done = subprocess.run(
+        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "exporter-run: standard output cannot be written\n")
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_altered(made_bundle: Path) -> None:
+    command = f'ulimit -n 4 && exec "{environment.find_runner()}" info "{made_bundle / "trace.pt"}"'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Too many open files" in done.stderr, "altered" in done.stderr) == (1, True, False)

@@ -110,8 +110,9 @@ class Artifact {
   /// contiguous, negative and conjugate bits are resolved, and inputs on another device are copied
   /// to `device()`. Returns the outputs as a flat list in the contract's order, on `device()`. The
   /// caller owns them, and no later call writes to them. They are inference tensors
-  /// (c10::InferenceMode). Those of an exported program may share memory with its inputs. Inputs
-  /// are not changed, except those that an exported program without exporter's contract writes to.
+  /// (c10::InferenceMode). Those of TorchScript and of an exported program may share memory with
+  /// its inputs. Inputs are not changed, except those to which a TorchScript file, or an exported
+  /// program without exporter's contract, writes.
   ///
   /// Errors: throws Error(contract) before anything runs if the inputs do not fit,
   /// Error(out_of_memory) if the machine or the GPU runs out of memory, and Error(runtime) if the
@@ -130,7 +131,8 @@ class Artifact {
   /// complete when the call returns.
   ///
   /// Threads: may be called from several threads at once. A compiled package serves as many calls
-  /// at a time as it has runners, and a CUDA graph serves one; further calls wait. An artifact that
+  /// at a time as it has runners, and a CUDA graph serves one; further calls wait. Calls without a
+  /// graph run one at a time, unless `cuda_graphs` is 0. An artifact that
   /// keeps its state serves one call at a time and throws Error(contract) for a size that its state
   /// was not made for. Each call continues from the state that the previous call left, whichever
   /// thread made it. Do not move or destroy an artifact while a call is in progress.

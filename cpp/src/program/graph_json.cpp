@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "../json_fields.h"
 #include "codes.h"
 #include "device_json.h"
 #include "graph.h"
@@ -260,7 +261,7 @@ std::optional<std::int64_t> bound(const json& node) {
 }  // namespace
 
 SavedProgram parse_program(std::string_view text_of_json) {
-  const json root = part("its JSON", [&] { return json::parse(text_of_json); });
+  const json root = part("its JSON", [&] { return parse_json(text_of_json); });
   const auto major = part("its schema version", [&] {
     return root.at("schema_version").at("major").get<std::int64_t>();
   });

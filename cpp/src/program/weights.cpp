@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "../json_fields.h"
 #include "codes.h"
 #include "device_json.h"
 
@@ -149,7 +150,7 @@ SavedTensors SavedFile::tensors() const {
 
 void SavedFile::read_tensors(const std::string& config, const std::string& folder,
                              SavedTensors& tensors) const {
-  const json root = json::parse(require(config));
+  const json root = parse_json(require(config));
   for (const auto& [name, payload] : root.at("config").items()) {
     try {
       if (payload.at("use_pickle").get<bool>()) {
