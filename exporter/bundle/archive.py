@@ -225,6 +225,8 @@ def _members(source: _Source) -> Iterator[tuple[str, int]]:
     count = 0
     while any(header := source.read(tarfile.BLOCKSIZE)):
         info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
+        if info.type == tarfile.GNUTYPE_LONGNAME:
+            info = _long_name(info, source)
         count += 1
         if info.type != tarfile.REGTYPE or info.size < 0 or not info.name.startswith(TOP) or count > LOG_FILES:
             raise ValueError(f"{info.name!r} is not a plain file of a bundle")
@@ -233,6 +235,21 @@ def _members(source: _Source) -> Iterator[tuple[str, int]]:
     rest = source.stream.read(tarfile.RECORDSIZE + 1)  # to the end, so that zstd verifies its checksum
     if any(rest) or len(rest) > tarfile.RECORDSIZE:
         raise ValueError("more follows its end")
+
+
+def _long_name(info: tarfile.TarInfo, source: _Source) -> tarfile.TarInfo:
+    """Read a name that is too long for a header, and return the header of its file, with that name.
+
+    Raises ValueError unless the name is in one block, needs one, and begins as the header of its file says.
+    """
+    if not tarfile.LENGTH_NAME + 1 < info.size <= tarfile.BLOCKSIZE:
+        raise ValueError(f"{info.name!r} is not the long name of a file")
+    block, length = source.read(tarfile.BLOCKSIZE), info.size - 1
+    file = tarfile.TarInfo.frombuf(source.read(tarfile.BLOCKSIZE), "ascii", "strict")
+    if any(block[length:]) or file.name.encode("ascii") != block[: tarfile.LENGTH_NAME]:
+        raise ValueError(f"{file.name!r} is not the file of the long name before it")
+    file.name = block[:length].decode("ascii")
+    return file
 
 
 def _recorded(manifest: Manifest) -> dict[str, ArtifactRecord]:

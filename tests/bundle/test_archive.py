@@ -99,6 +99,20 @@ def test_packing_is_reproducible(toy: Path, tmp_path: Path, monkeypatch: pytest.
     assert packed(again) == first
 
 
+LONG = "@int8+encoder.layer.0.attention.output.dense+encoder.layer.1.attention.output.dense"
+
+
+@pytest.mark.parametrize("name", [f"trace{LONG}-and-more.pt", "a" * 91 + ".pt", "a" * 90 + ".pt", "b" * 252 + ".pt"])
+def test_a_bundle_with_long_names(tmp_path: Path, name: str) -> None:
+    """Such are the names of variants with layers in float32; a header of a tar holds 100 bytes."""
+    with publishing.stage(tmp_path / "toy") as staging:
+        (staging.root / name).write_bytes(TRACE)
+        (staging.logs / f"{layout.stem(name)}.log").write_text("all is well")
+        staging.write(manifest(variant(artifact=layout.record(staging.root / name)), golden=None))
+        place = sealed(staging.publish())
+    assert tree(unpack(packed(place), tmp_path)) == tree(place)
+
+
 def test_the_manifest_comes_first(toy: Path) -> None:
     names = [info.name for info, _ in members_of(packed(toy))]
     assert names == ["bundle/manifest.json", "bundle/golden.safetensors", "bundle/trace.pt", "bundle/logs/trace.log"]
@@ -289,6 +303,16 @@ def test_interrupted_signing_leaves_a_valid_bundle(toy: Path, signer: Path, monk
     assert cuts > 3
 
 
+def long_name(path: bytes, *after: Member, size: int = 0) -> list[Member]:
+    """Return members with a name in a block of its own; `size` is what its header says."""
+    info, data = member("././@LongLink", path, tarfile.GNUTYPE_LONGNAME)
+    info.size = size or len(path)
+    return [(info, data + bytes(-len(data) % tarfile.BLOCKSIZE)), *after]
+
+
+LOG = "bundle/logs/" + "a" * 100
+CUT = member(LOG[:100], b"x")  # the header that follows the name
+
 HOSTILE: dict[str, list[Member]] = {
     "above": [member("bundle/../sentinel/kept", b"x")],
     "above by logs": [member("bundle/logs/../../../sentinel/kept", b"x")],
@@ -305,6 +329,24 @@ HOSTILE: dict[str, list[Member]] = {
     "a pipe": [member("bundle/logs/a", kind=tarfile.FIFOTYPE)],
     "a directory": [member("bundle/logs", kind=tarfile.DIRTYPE)],
     "a long name": [member("././@LongLink", b"bundle/logs/a\0", tarfile.GNUTYPE_LONGNAME)],
+    "a long name without a file": long_name(LOG.encode() + b"\0"),
+    "a short name in a block": long_name(b"bundle/logs/a\0", member("bundle/logs/a", b"x")),
+    "a long name of another file": long_name(LOG.encode() + b"\0", member("bundle/logs/a", b"x")),
+    "a long name above": long_name(b"bundle/logs/../../" + b"a" * 100 + b"\0", member("bundle/logs/../../" + "a" * 82)),
+    "a long name elsewhere": long_name(b"a" * 120 + b"\0", member("a" * 100, b"x")),
+    "a long name that is not closed": long_name(LOG.encode() + b"x", CUT, size=len(LOG)),
+    "a long name with more after it": long_name(LOG.encode() + b"\0x", CUT, size=len(LOG) + 1),
+    "a long name with a zero in it": long_name(LOG[:-1].encode() + b"\0a\0", CUT),
+    "a long name beyond ASCII": long_name(LOG.encode() + b"\xc3\xa9\0", CUT),
+    "a long name of two blocks": long_name(LOG.encode() + b"a" * 500 + b"\0", CUT),
+    "a long name of any size": long_name(LOG.encode() + b"\0", CUT, size=1 << 40),
+    "a long name of no size": long_name(LOG.encode() + b"\0", CUT, size=-1),
+    "two long names": [*long_name(LOG.encode() + b"\0"), *long_name(LOG.encode() + b"\0", CUT)],
+    "a long name of a link": long_name(LOG.encode() + b"\0", member(LOG[:100], kind=tarfile.SYMTYPE, link="/etc")),
+    "a link with a long target": [
+        member("././@LongLink", LOG.encode() + b"\0", tarfile.GNUTYPE_LONGLINK),
+        member("bundle/logs/a", kind=tarfile.SYMTYPE, link=LOG[:100]),
+    ],
     "an extended header": [member("bundle/x", b"20 path=bundle/logs/a\n", tarfile.XHDTYPE)],
     "the manifest twice": [member("bundle/manifest.json", b"{}")],
     "an artifact twice": [member("bundle/trace.pt", TRACE)],
@@ -320,7 +362,7 @@ def test_hostile_members_are_rejected(toy: Path, tmp_path: Path, what: str) -> N
 
 def test_valid_members_are_accepted(toy: Path, tmp_path: Path) -> None:
     """This shows that the tests above can fail."""
-    members = [*members_of(packed(toy)), member("bundle/logs/more.log", b"x")]
+    members = [*members_of(packed(toy)), member("bundle/logs/more.log", b"x"), *long_name(LOG.encode() + b"\0", CUT)]
     assert attempt(compressed(tar_of(members)), tmp_path / "in") is not None
 
 
