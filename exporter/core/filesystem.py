@@ -135,6 +135,14 @@ def _unprotect(folder: Path) -> None:
             folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
 
 
+def link(source: str, to: str) -> None:
+    """Make a hard link, or a copy where the file system has no hard links or allows no more; for shutil.copytree."""
+    try:
+        os.link(source, to)
+    except OSError:
+        shutil.copy2(source, to)
+
+
 def let_all_read(root: Path) -> None:
     """Let every user read the files in a directory, and run those that their owner may run."""
     for path in (root, *root.rglob("*")):

@@ -13,7 +13,6 @@ backends support are their READMEs and Triton's user guide:
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from exporter import targets
 from exporter.bundle import layout
+from exporter.core import filesystem
 from exporter.core.contract import keeps_state, output_names
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
@@ -150,7 +150,7 @@ def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
 
 
 def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
-    """Link the model's other versions. Raises UsageError if their configuration differs from this version's."""
+    """Link or copy the model's other versions. Raises UsageError if their configuration differs from this version's."""
     deployment = read(out)
     if deployment is None:
         return
@@ -167,7 +167,7 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
             "choose another --name, or remove them",
         )
     for other in others:
-        shutil.copytree(other, root / other.name, copy_function=os.link)
+        shutil.copytree(other, root / other.name, copy_function=filesystem.link)
 
 
 def _differing(config: Any, text: str) -> str:

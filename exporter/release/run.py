@@ -7,7 +7,6 @@ or when it ends, since the release began.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,10 +65,10 @@ def run(
         for step in todo:
             publishing.refuse_foreign(step.request.out)
         state.forget(todo)
-        for step in todo:
-            _hold(step)
         outcomes: dict[str, Outcome] = {}
         try:
+            for step in todo:
+                _hold(step)
             with contextlib.closing(executor.run(todo, listener)) as running:
                 for step, outcome in running:
                     if outcome.place:
@@ -106,7 +105,14 @@ def _hold(step: Step) -> None:
     if held.exists() and not place.exists():
         held.rename(place)
     if not held.exists() and (place / layout.MANIFEST).exists():
-        shutil.copytree(place, held, symlinks=True, copy_function=_link)
+        partial = held.with_name(held.name + filesystem.NEW)  # a held bundle is complete, even if this is interrupted
+        filesystem.remove_tree(partial)
+        try:
+            shutil.copytree(place, partial, symlinks=True, copy_function=filesystem.link)
+            partial.rename(held)
+        finally:
+            with contextlib.suppress(OSError):
+                filesystem.remove_tree(partial)
 
 
 def _is_held_twice(step: Step) -> bool:
@@ -121,13 +127,6 @@ def _remove_empty(folder: Path, out: Path) -> None:
         while out in folder.parents:
             folder.rmdir()
             folder = folder.parent
-
-
-def _link(source: str, to: str) -> None:
-    try:
-        os.link(source, to)
-    except OSError:  # the file system does not support hard links
-        shutil.copy2(source, to)
 
 
 def _settled(state: Journal, row: Row) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -156,6 +157,19 @@ def test_another_version_keeps_the_first(bundle: Path, tmp_path: Path) -> None:
     assert (place / "2" / "model.pt").read_bytes() == (bundle / "script.pt").read_bytes()
     with pytest.raises(UsageError, match="1, 2 of pair have a different platform, backend, input, output in"):
         deploy(bundle, tmp_path / "models", "onnx", version=3)
+
+
+def test_another_version_on_a_file_system_without_hard_links(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    deploy(bundle, tmp_path / "models")
+    monkeypatch.setattr(os, "link", refuse)
+    deploy(bundle, tmp_path / "models", "script", version=2)
+    place = tmp_path / "models" / "pair"
+    assert (place / "1" / "model.pt").read_bytes() == (bundle / "trace.pt").read_bytes()
 
 
 def test_a_server_of_another_user_may_read_the_model_with_any_umask(bundle: Path, tmp_path: Path) -> None:

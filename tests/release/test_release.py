@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -23,6 +24,7 @@ from typing import Any
 import junitparser
 import pytest
 from support import releases
+from support.archives import tree
 from support.commands import RECIPES, ROOT, Cli, start_cli
 from support.manifests import timing, variant
 from support.processes import children, gone, wait_for
@@ -714,6 +716,72 @@ def test_the_last_bundle_of_a_killed_release_is_restored(tmp_path: Path) -> None
         release(tmp_path, text.format(0.00001), resume=False, only="bert/")
         assert (place / "trace.pt").stat().st_ino == good
         assert not held.exists()
+
+
+@pytest.mark.usefixtures("no_models")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_release_interrupted_while_it_holds_the_last_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """A release that is killed removes nothing any more."""
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place = first.step.request.out
+    files, good, link = tree(place), (place / "trace.pt").stat().st_ino, os.link
+
+    def interrupt(*given: str) -> None:
+        if tree(place.parent).keys() - {f"trace/{name}" for name in files} - {".trace.lock"}:
+            raise KeyboardInterrupt  # after one file
+        link(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", interrupt)
+        if killed:
+            patched.setattr(filesystem, "remove_tree", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            release(tmp_path, text.format(5), resume=False, only="bert/")
+    assert (sorted(path.name for path in place.parent.iterdir()) == ["trace"]) is not killed
+    (row,) = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+    assert not row.passed
+    assert tree(place) == files
+    assert (place / "trace.pt").stat().st_ino == good
+    assert sorted(path.name for path in place.parent.iterdir()) == ["trace", "trace.failed"]
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_release_interrupted_before_its_first_step_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had held would take precedence over a bundle that is exported in between."""
+    text = "targets = ['trace', 'script']\n" + MODELS
+    rows = release(tmp_path, text, only="bert/")
+    place, linked, link = rows[0].step.request.out.parent, [], os.link
+
+    def interrupt(source: str, to: str) -> None:
+        linked.append(to)
+        if "script" in to:
+            raise KeyboardInterrupt
+        link(source, to)
+
+    monkeypatch.setattr(os, "link", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        release(tmp_path, text, resume=False, only="bert/")
+    assert len(linked) > 1
+    assert sorted(path.name for path in place.iterdir()) == ["script", "trace"]
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    (first,) = release(tmp_path, text.format(5), only="bert/")
+    place = first.step.request.out
+    files = tree(place)
+    monkeypatch.setattr(os, "link", refuse)
+    (row,) = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+    assert (row.passed, tree(place)) == (False, files)
 
 
 @pytest.mark.usefixtures("no_models")
