@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from exporter import targets
-from exporter.bundle import integrity, layout
+from exporter.bundle import checksums, integrity, layout
 from exporter.bundle.signing import Trust
 from exporter.core import environment, runners
-from exporter.core.errors import UsageError
+from exporter.core.errors import AlteredError, UsageError
 from exporter.core.precisions import MIXED
 from exporter.core.records import Manifest, VariantRecord
 from exporter.runs import rebuild
@@ -28,7 +28,8 @@ def run(
     With `fix`, also find options with which a variant passes that fails.
 
     Raises UsageError if the bundle lacks the variant, if the variant was not exported, if the bundle keeps state inside
-    its artifacts, or if the recipe changed; AlteredError if a file differs from the published one.
+    its artifacts, if the recipe changed, or if the variant's rejected artifact is missing; AlteredError if a file
+    differs from the published one.
     """
     evidence = integrity.examine(place, Trust())
     evidence.require(evidence.problems | evidence.spoilt)
@@ -37,6 +38,7 @@ def run(
         cause = f"--fix needs a compile or onnx variant, or one in {', '.join(MIXED)}, and {name} is not one"
         raise UsageError(cause, "leave it out")
     record = _record(manifest, name)
+    artifact = _artifact(place, record)
     (variant,) = targets.parse(name)
     request = again(manifest)
     rebuild.require_materials(place, request)
@@ -47,7 +49,7 @@ def run(
         asked = Asked(
             record.target,
             record.name,
-            _artifact(place, record),
+            artifact,
             layout.golden(place),
             out,
             fix,
@@ -104,5 +106,13 @@ def _record(manifest: Manifest, name: str) -> VariantRecord:
 
 
 def _artifact(place: Path, record: VariantRecord) -> Path | None:
+    """Return the path of the variant's artifact. Only the manifest has the hashes of a rejected one: compare them."""
+    wanted = {file.path: file.sha256 for file in record.rejected}
+    found = {name: digest for name in wanted if (digest := checksums.held(place, name)) is not None}
+    if missing := wanted.keys() - found.keys():
+        cause = f"{place / min(missing)} is missing, and packed bundles leave out what failed the check"
+        raise UsageError(cause, "give the bundle that the export wrote, or export again")
+    if altered := checksums.differences(wanted, found, layout.MANIFEST):
+        raise AlteredError(f"{place} failed verification: {'; '.join(altered.values())}", integrity.REMEDY)
     files = (record.artifact,) if record.artifact else record.rejected
     return place / files[0].path if files and files[0] else None

@@ -19,7 +19,8 @@ from exporter.bundle.signing import Trust
 from exporter.core.errors import AlteredError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import ArtifactRecord, Manifest
-from exporter.runs import check_bundle, compare_bundles
+from exporter.runs import bisect_variant, check_bundle, compare_bundles
+from exporter.workers.bisect import Asked, Bisection
 
 
 @pytest.fixture
@@ -67,6 +68,46 @@ def test_a_rejected_artifact_is_not_opened_if_a_record_is_required(made: tuple[M
     assert exporter.open_artifact(path).contract.target == "trace"
     with pytest.raises(AlteredError, match="no record beside it"):
         exporter.open_artifact(path, verify="required")
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
+    """Return the artifacts that `exporter bisect` passes to the process that loads them; none is loaded."""
+    found: list[Path | None] = []
+
+    def note(job: object, asked: Asked, *_: object) -> Bisection:
+        found.append(asked.artifact)
+        return Bisection(asked.variant, asked.target, "", "rounding", "it was not looked at", passes=True)
+
+    monkeypatch.setattr("exporter.workers.bisect.run", note)
+    return found
+
+
+def test_bisect_verifies_a_rejected_artifact_before_it_is_loaded(
+    made: tuple[Manifest, Path], loaded: list[Path | None], tmp_path: Path
+) -> None:
+    """Only the manifest has its hash."""
+    place = made[1]
+    artifact = place / "rejected" / "trace.pt"
+    content = artifact.read_bytes()
+
+    def bisect() -> Bisection:
+        assert not integrity.examine(place, Trust()).problems
+        return bisect_variant.run(place, "trace", tmp_path / "found", lambda _: None, 60)
+
+    bisect()
+    assert loaded == [artifact]
+    artifact.write_bytes(content + b"x")
+    with pytest.raises(AlteredError, match=r"rejected/trace\.pt does not match manifest\.json"):
+        bisect()
+    artifact.unlink()
+    with pytest.raises(UsageError, match=r"rejected/trace\.pt is missing, and packed bundles leave out"):
+        bisect()
+    (tmp_path / "elsewhere").write_bytes(content)
+    artifact.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AlteredError, match=r"rejected/trace\.pt is not a file"):
+        bisect()
+    assert len(loaded) == 1
 
 
 def test_a_bundle_with_rejected_artifacts_is_replaced(made: tuple[Manifest, Path], run: Run) -> None:
