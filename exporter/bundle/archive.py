@@ -203,17 +203,24 @@ def _extract(source: _Source, root: Path) -> Manifest:
             raise ValueError(f"{name} does not match its record: the SHA-256 differs")
     if missing:
         raise ValueError(f"{min(missing)} is missing")
-    listed = checksums.read(root)
-    if listed is None and digests.keys() & integrity.STATEMENTS.keys():  # bundles of an earlier exporter have neither
-        raise ValueError(f"{checksums.NAME} is missing")
-    if listed is not None:
-        found = {name: digest for name, digest in digests.items() if name in listed or name not in layout.UNLISTED}
-        if wrong := checksums.differences(listed, found, checksums.NAME):
-            raise ValueError("; ".join(wrong.values()))
+    _verify(root, {name: digest for name, digest in digests.items() if name not in layout.UNLISTED})
     for _, message, is_wrong, _ in integrity.signatures(root, ANYBODY):
         if is_wrong:
             raise ValueError(message)
     return manifest
+
+
+def _verify(root: Path, digests: dict[str, str]) -> None:
+    """Compare the hashes with `SHA256SUMS`, the bill of materials and the provenance. Raises ValueError if they differ.
+
+    Bundles of an earlier exporter have none of the three.
+    """
+    if (root / checksums.NAME).exists() or digests.keys() & integrity.STATEMENTS.keys():
+        problems = integrity.against_sums(root, digests, signatures=True)
+        for name, message in integrity.against_statements(root, digests, problems):
+            problems.setdefault(name, message)
+        if problems:
+            raise ValueError("; ".join(problems.values()))
 
 
 def _members(source: _Source) -> Iterator[tuple[str, int]]:

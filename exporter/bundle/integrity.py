@@ -88,10 +88,10 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
         ) from error
     problems, spoilt, notes, remedies = dict[str, str](), dict[str, str](), list[str](), list[str]()
     if found.keys() & STATEMENTS.keys() or os.path.lexists(place / checksums.NAME):
-        problems = _against_sums(place, found, signatures=trust is not None)
+        problems = against_sums(place, found, signatures=trust is not None)
         spoilt = _spoilt(place, problems, found)
         problems = {name: message for name, message in problems.items() if name not in spoilt}
-        for name, message in _against_statements(place, found, problems):
+        for name, message in against_statements(place, found, problems):
             if name not in spoilt:
                 problems.setdefault(name, message)
     else:
@@ -109,7 +109,11 @@ def examine(place: Path, trust: signing.Trust | None) -> Evidence:
     return Evidence(place, found, problems, spoilt, tuple(notes), remedies[0] if len(set(remedies)) == 1 else "")
 
 
-def _against_sums(place: Path, found: Mapping[str, str], signatures: bool) -> Problems:
+def against_sums(place: Path, found: Mapping[str, str], signatures: bool) -> Problems:
+    """Return the files that do not match `SHA256SUMS`, with `signatures` also those of the signatures.
+
+    `found` has the hashes of the bundle's files, without those in layout.UNLISTED.
+    """
     try:
         listed = checksums.read(place)
     except ArtifactError as error:
@@ -132,7 +136,7 @@ def _spoilt(place: Path, problems: Problems, found: Mapping[str, str]) -> Proble
     return {n: message for n, message in problems.items() if n in recorded and recorded[n] != found.get(n)}
 
 
-def _against_statements(place: Path, found: Mapping[str, str], problems: Problems) -> Iterator[tuple[str, str]]:
+def against_statements(place: Path, found: Mapping[str, str], problems: Problems) -> Iterator[tuple[str, str]]:
     """Yield the files that do not match the bill of materials or the provenance, as far as these are intact."""
     for file in STATEMENTS:
         if file in found and file not in problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import tarfile
@@ -87,6 +88,43 @@ def test_a_bundle_without_its_list_of_hashes(toy: Path, tmp_path: Path) -> None:
     members = [(info, data) for info, data in members_of(packed(sealed(toy))) if not info.name.endswith(checksums.NAME)]
     with pytest.raises(ArtifactError, match=r"SHA256SUMS is missing"):
         unpack(compressed(tar_of(members)), tmp_path)
+
+
+def resealed(members: list[Member]) -> bytes:
+    """Return an archive of these members, with a `SHA256SUMS` that lists them."""
+    held = {info.name.removeprefix("bundle/"): data for info, data in members if not info.name.endswith(checksums.NAME)}
+    sums = checksums.text({name: hashlib.sha256(data).hexdigest() for name, data in held.items()})
+    return compressed(
+        tar_of([*(member(f"bundle/{n}", d) for n, d in held.items()), member("bundle/SHA256SUMS", sums.encode())])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("logs/trace.log", "well", "lost", r"logs/trace\.log does not match provenance\.json"),
+        ("bom.cdx.json", "golden.safetensors", "golden.other", r"bom\.cdx\.json does not match provenance\.json"),
+        ("provenance.json", "logs/trace.log", "logs/other.log", r"logs/other\.log is missing; .* not in provenance"),
+        ("provenance.json", "{", "[", r"provenance\.json: "),
+        ("provenance.json", None, None, r"provenance\.json is missing"),
+    ],
+)
+def test_a_bundle_that_its_provenance_contradicts(
+    toy: Path, tmp_path: Path, name: str, old: str | None, new: str | None, said: str
+) -> None:
+    """`SHA256SUMS` lists every file as it is, so only the provenance shows that it was altered."""
+    members = members_of(packed(sealed(toy)))
+    kept = tree(unpack(resealed(members), tmp_path))
+    altered = []
+    for info, data in members:
+        if info.name != f"bundle/{name}":
+            altered.append((info, data))
+        elif old and new:
+            assert old.encode() in data
+            altered.append((info, data.replace(old.encode(), new.encode())))
+    with pytest.raises(ArtifactError, match=said):
+        unpack(resealed(altered), tmp_path)
+    assert tree(tmp_path / "given") == kept, "what was there is not replaced"
 
 
 def test_packing_is_reproducible(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
