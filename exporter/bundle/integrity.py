@@ -158,18 +158,17 @@ def listed_hashes(place: Path, statement: str) -> dict[str, str]:
 
 
 def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield the file, a message, whether it is wrong, and a remedy, for each signature that exists or is required."""
+    """Yield the file, a message, whether it is wrong, and a remedy, for each signature that exists or is required.
+
+    Files that an interrupted signing left are not wrong.
+    """
+    for left in (name + filesystem.NEW for name in layout.SIGNING):
+        if os.path.lexists(place / left):
+            yield left, f"{left} is left over from an interrupted signing: remove it", False, ""
     for file, asked, options, require in (
         (layout.SIGNATURE, trust.public_key, "--public-key", signing.require_key),
         (layout.SIGSTORE, trust.identity, "--identity and --issuer", signing.require_identity),
     ):
-        if os.path.lexists(place / (file + filesystem.NEW)):
-            yield (
-                file + filesystem.NEW,
-                f"{file}{filesystem.NEW} is left over from an interrupted signing: remove it",
-                False,
-                "",
-            )
         if not os.path.lexists(place / file):
             if asked:
                 yield file, f"it is not signed: {file} is missing", True, UNSIGNED
@@ -196,7 +195,8 @@ def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
     path = place / (layout.SIGNATURE if key else layout.SIGSTORE)
     text = signing.with_key(payload, key, ask) if key else signing.keyless(payload)
     try:
-        path.with_name(path.name + filesystem.NEW).unlink(missing_ok=True)  # it may be a link
+        for left in (path.name, checksums.NAME):
+            path.with_name(left + filesystem.NEW).unlink(missing_ok=True)  # it may be a link
         _list(place, path.name, "")
         filesystem.write_atomic(path, text)
         _list(place, path.name, checksums.of_held(path))

@@ -374,8 +374,9 @@ def test_a_material_that_is_not_text(signed: Path, change: dict[str, Any]) -> No
         provenance.recorded(json.dumps(found).encode())
 
 
-def test_leftovers_of_a_killed_signing_are_ignored(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
-    left, other = signed / "provenance.dsse.json.new", signed.parent / "other"
+@pytest.mark.parametrize("name", ["provenance.dsse.json.new", "SHA256SUMS.new"])
+def test_leftovers_of_a_killed_signing_are_ignored(cli: Cli, signed: Path, keys: tuple[Path, Path], name: str) -> None:
+    left, other = signed / name, signed.parent / "other"
     left.write_text('{"payload": "')
     found = integrity.examine(signed, Trust(keys[1]))
     assert (found.problems, found.spoilt) == ({}, {})
