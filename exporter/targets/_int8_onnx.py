@@ -44,7 +44,7 @@ def quantize(
     convolves = any(node.op_type == "Conv" for node in model.graph.node)
     properties = {entry.key: entry.value for entry in model.metadata_props}
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice to preprocess, on the root logger
-    made = path.with_name(f"int8-{path.name}")
+    made = path.with_name(f"{path.name}.int8.onnx")  # begins with the artifact's name, as what a failed export leaves
     left = [node.name for node in model.graph.node if kept and layer_names.is_kept(_module_of(node), kept)]
     if kept and not left:
         raise ExportError(
@@ -58,17 +58,19 @@ def quantize(
         "weight_type": ort.QuantType.QInt8,
         "nodes_to_exclude": left,
     }
-    if convolves:
-        reader = _Reader(names, _accepted(model.graph, make_examples()))
-        ort.quantize_static(model, str(made), reader, activation_type=ort.QuantType.QUInt8, **common)
-    else:
-        ort.quantize_dynamic(model, str(made), **common)
-    quantized = library.load(str(made))
+    try:
+        if convolves:
+            reader = _Reader(names, _accepted(model.graph, make_examples()))
+            ort.quantize_static(model, str(made), reader, activation_type=ort.QuantType.QUInt8, **common)
+        else:
+            ort.quantize_dynamic(model, str(made), **common)
+        quantized = library.load(str(made))
+    finally:
+        made.unlink(missing_ok=True)
     if len(list(_graphs(quantized.graph))) > 1:
         quantized = _in_order(quantized)
     library.helper.set_model_props(quantized, properties)
     library.save(quantized, str(path))
-    made.unlink()
     return "static" if convolves else "dynamic"
 
 

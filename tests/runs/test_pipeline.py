@@ -6,24 +6,30 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime.quantization
 import pytest
+import torch
 from support.commands import Run, recipe_path, request_for, start_cli
 from support.processes import children, gone, wait_for
 from support.schema import fits_the_schema, rows
 
 from exporter import targets
+from exporter.bundle import archive, publishing
 from exporter.bundle import layout as bundles
-from exporter.bundle import publishing
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import SessionRecord, VariantRecord
 from exporter.evidence import golden
+from exporter.model.torchscript import debug_info
 from exporter.runs import pipeline
 from exporter.runs.manifest_writer import Draft
+from exporter.targets import _int8_onnx
 from exporter.workers.children import BACKGROUND, Zygote
 
 
@@ -135,6 +141,66 @@ def test_no_temporary_files_are_left(run: Run, tmp_path: Path, monkeypatch: pyte
     run("broken:trace_segfaults", "trace,export", out=tmp_path / "out" / "toy")
     assert not list(scratch.iterdir())
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["toy"]
+
+
+def cut_off(writing: Callable[[], object], folder: Path, patched: pytest.MonkeyPatch, *at: Any) -> dict[str, bytes]:
+    """Stop `writing` in a function, the attribute `at[1]` of `at[0]`; return what a kill there leaves in the folder."""
+    left: dict[str, bytes] = {}
+
+    def stop(*given: Any, **_: Any) -> None:
+        if len(given) > 1:  # a model, and the path to write it to
+            Path(given[1]).write_bytes(b"half")
+        left.update({file.name: file.read_bytes() for file in folder.iterdir()})
+        raise KeyboardInterrupt
+
+    with patched.context() as patch:
+        patch.setattr(*at, stop)
+        with pytest.raises(KeyboardInterrupt):
+            writing()
+    return left
+
+
+def test_what_a_killed_export_leaves_is_not_published(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's archive, and onnxruntime's model in int8, are written beside the artifact and then read."""
+    (tmp_path / "made").mkdir()
+    trace, quantized = tmp_path / "made" / "trace.pt", tmp_path / "made" / "model@int8.onnx"
+    scripted = torch.jit.script(torch.nn.ReLU())
+    left = {
+        "trace": cut_off(
+            lambda: debug_info.save(scripted, trace, {}), trace.parent, monkeypatch, torch._C, "PyTorchFileReader"
+        )
+    }
+    assert left["trace"]
+    assert not list(trace.parent.iterdir()), "what a failed export leaves is removed at once"
+    floats = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", floats[:1], floats[1:])
+    onnx.save(onnx.helper.make_model(graph), quantized)
+    left["onnx@int8"] = cut_off(
+        lambda: _int8_onnx.quantize(quantized, ["x"], list),
+        quantized.parent,
+        monkeypatch,
+        onnxruntime.quantization,
+        "quantize_dynamic",
+    )
+    assert len(left["onnx@int8"]) == 2
+    assert list(quantized.parent.iterdir()) == [quantized]
+    from_child = Zygote.run
+
+    def killed(self: Zygote, name: str, task: str, arguments: dict[str, Any], *rest: Any) -> Any:
+        if (variant := name.removeprefix("export to ")) in left:
+            for file, content in left[variant].items():
+                (arguments["path"].parent / file).write_bytes(content)
+            raise JobError("the process was ended by SIGKILL")
+        return from_child(self, name, task, arguments, *rest)
+
+    monkeypatch.setattr(Zygote, "run", killed)
+    for _ in range(2):  # the second one replaces the first one
+        manifest, place = run("tiny:mlp", "trace,onnx@int8,export", out=tmp_path / "toy")
+        assert [row.status for row in manifest.variants] == ["failed", "failed", "passed"]
+        assert place == tmp_path / "toy"
+        archive.pack(place, tmp_path / "toy.tar.zst")
 
 
 def test_a_crash_of_torch_export_does_not_stop_the_others(run: Run) -> None:

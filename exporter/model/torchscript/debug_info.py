@@ -33,7 +33,7 @@ _WRITTEN_LAST = (*_VERSION, ".data/serialization_id", ".format_version", ".stora
 
 def save(module: torch.jit.ScriptModule, path: Path, extra: dict[str, str]) -> None:
     """Run torch.jit.save, with source locations that do not depend on the machine."""
-    whole = path.with_name(f"whole.{path.name}")
+    whole = path.with_name(f"{path.name}.whole")  # begins with the artifact's name, as what a failed export leaves
     try:
         torch.jit.save(module, str(whole), _extra_files=extra)
         reader, writer = torch._C.PyTorchFileReader(str(whole)), torch._C.PyTorchFileWriter(str(path))
