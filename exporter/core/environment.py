@@ -170,6 +170,21 @@ def compiler_fault() -> str:
     return f"{path} --version fails: {said}" if done.returncode else ""
 
 
+def compiler_identity() -> str:
+    """Return the C++ compiler's path, and what it says of its version; "" without one that works.
+
+    An upgrade changes the version alone.
+    """
+    found = compiler()
+    if not found or compiler_fault():
+        return ""
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    except OSError:
+        return ""
+    return found + done.stdout
+
+
 def find_runner() -> Path | None:
     """Return the path of the `exporter-run` that is used, None if none fits; `runners.find` says why."""
     used = runners.find().used

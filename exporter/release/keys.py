@@ -2,9 +2,9 @@
 
 The hash covers the recipe's code (the file and the modules that it imports from its folder or package), the files
 beside this code that it names in a string, the files of weights and inputs, the options, the versions of Python,
-exporter and the libraries, exporter-run, and the machine. It does not cover the paths of files, except for hf:FOLDER,
-or the gates, which are evaluated on every run. It cannot detect that a hub changes the model behind a name (pin the
-revision with hf:ID@REVISION), nor what a recipe reads from a path that it computes.
+exporter, the libraries and the C++ compiler, exporter-run, and the machine. It does not cover the paths of files,
+except for hf:FOLDER, or the gates, which are evaluated on every run. It cannot detect that a hub changes the model
+behind a name (pin the revision with hf:ID@REVISION), nor what a recipe reads from a path that it computes.
 """
 
 from __future__ import annotations
@@ -230,6 +230,7 @@ def _code(path: Path) -> list[Path]:
 def _environment(used: tuple[str, ...]) -> dict[str, str]:
     """Return those facts about the environment that can affect the outcome with these targets."""
     found = environment.describe(_libraries(used)) | {"exporter": __version__}
+    found["compiler"] = environment.compiler_identity()  # the manifest has its path alone
     return {name: fact for name, fact in found.items() if name not in ("os", "cpus", "exporter-run")}
 
 

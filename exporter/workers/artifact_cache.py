@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -88,7 +87,7 @@ def key_of(program: Program, target: str, options: Options) -> str:
         "source": _sources(Path(vars(route)["__file__"])),
         "profiled": options.profiled,
         "versions": {one: environment.version(one) for one in used},
-        "compiler": _compiler(),
+        "compiler": environment.compiler_identity(),
         **surroundings(options),
     }
     return digest(facts)
@@ -131,14 +130,6 @@ def _describes(program: Program, target: str, options: Options) -> bool:
 
 def _matters(name: str) -> bool:
     return name.startswith(PREFIXES) and name != "TORCHINDUCTOR_CACHE_DIR"
-
-
-def _compiler() -> str:
-    """Return the C++ compiler's path and version; "" without one that works."""
-    found = environment.compiler()
-    if not found or environment.compiler_fault():
-        return ""
-    return found + subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def hash_of(file: Path) -> str:

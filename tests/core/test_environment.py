@@ -188,6 +188,21 @@ def test_what_is_wrong_with_the_compiler_in_cxx(
         assert environment.compiler_fault() == fault
 
 
+def test_the_compilers_version_is_part_of_its_identity(
+    program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    assert environment.compiler_identity() == ""
+    for version in ("13", "14"):
+        gcc = program("g++", f"echo {version}")
+        assert environment.compiler_identity() == f"{gcc}{version}\n"
+    program("g++").write_bytes(b"\x7fELF")
+    assert environment.compiler_identity() == "", "it cannot be run"
+    program("broken", "echo 15; exit 1")
+    monkeypatch.setenv("CXX", "broken")
+    assert environment.compiler_identity() == ""
+
+
 @pytest.mark.parametrize("name", ["gpu", "cpu:0", "cuda:", "cuda:x", "", "Cuda"])
 def test_a_device_that_cannot_exist_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"there is no device '{name}'"):

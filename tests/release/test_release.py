@@ -382,6 +382,23 @@ def test_keys_change_with_what_a_bundle_depends_on(
     assert len(seen) == 8, "each of these keys is different"
 
 
+def test_an_upgrade_of_the_compiler_changes_the_keys(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves the compiler's path as it was."""
+    compiler = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+    found = []
+    for version in (13, 13, 14):
+        compiler.write_text(f"#!/bin/sh\necho {version}\n")
+        compiler.chmod(0o755)
+        keys._environment.cache_clear()
+        found.append(key_of(recipe))
+    monkeypatch.undo()
+    keys._environment.cache_clear()
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize(
     ("written", "imports"),
     [("net.py", "from .layers import x"), ("net.py", "import layers"), ("deep/net.py", "from ..layers import x")],

@@ -98,14 +98,6 @@ def test_other_traces_are_made_again(build: Build, target: str, recipe: str) -> 
     assert not any(taken(build(recipe, target)[0]) for _ in range(2))
 
 
-def test_a_compiler_that_cannot_be_run_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign = tmp_path / "c++"
-    foreign.write_bytes(b"\x7fELF")
-    foreign.chmod(0o755)
-    monkeypatch.setenv("CXX", str(foreign))
-    assert artifact_cache._compiler() == ""
-
-
 def test_a_variable_of_the_compiler_counts(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     assert artifact_cache._matters("TORCHINDUCTOR_FREEZING")
     assert artifact_cache._matters("CXXFLAGS")
