@@ -19,7 +19,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: install cpp ## export BERT to four targets, print the report, run the traced artifact without Python
-	exporter export bert --targets trace,script,compile,onnx
+	exporter export bert --weights random --targets trace,script,compile,onnx
 	@echo 'The traced artifact in C++, with an empty environment and no Python:'
 	env -i $(CPP)/exporter-run verify artifacts/bert/trace.pt
 
