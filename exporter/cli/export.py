@@ -97,7 +97,7 @@ class TargetList(click.ParamType[str]):
 @_options.QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of failed variants, and tracebacks.")
 def command(model: str, targets_text: str, device: str | None, out: Path | None, **options: Any) -> int:
-    """Export MODEL to every target, check parity, measure latency, and print the table.
+    """Export MODEL to each target in --targets, check parity, measure latency, and print the table.
 
     MODEL is a recipe's name (see `exporter models`), path/to/file.py:NAME, hf:ID[@REVISION] or hf:FOLDER,
     torchvision:NAME, timm:NAME, or a saved program under any name: TorchScript or an ExportedProgram.
