@@ -132,10 +132,10 @@ class Artifact {
   ///
   /// Threads: may be called from several threads at once. A compiled package serves as many calls
   /// at a time as it has runners, and a CUDA graph serves one; further calls wait. Calls without a
-  /// graph run one at a time, unless `cuda_graphs` is 0. An artifact that
-  /// keeps its state serves one call at a time and throws Error(contract) for a size that its state
-  /// was not made for. Each call continues from the state that the previous call left, whichever
-  /// thread made it. Do not move or destroy an artifact while a call is in progress.
+  /// graph run one at a time, unless `cuda_graphs` is 0. An artifact that keeps its state serves
+  /// one call at a time and throws Error(contract) for a size that its state was not made for. Each
+  /// call continues from the state that the previous call left, whichever thread made it. Do not
+  /// move or destroy an artifact while a call is in progress.
   ///
   /// A moved-from artifact may only be destroyed or assigned to.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) const;
