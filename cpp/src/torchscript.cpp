@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "runner.h"
@@ -36,17 +37,18 @@ void copy_kept(std::vector<at::Tensor>& outputs,
     if (++handles[output.unsafeGetTensorImpl()] > 1) continue;
     ++tensors[output.storage().unsafeGetStorageImpl()];
   }
-  const auto is_kept = [&](const at::Tensor& output) {
-    if (!output.has_storage()) return false;
+  std::set<const c10::StorageImpl*> kept;
+  for (const at::Tensor& output : outputs) {
+    if (!output.has_storage()) continue;
     const c10::StorageImpl* storage = output.storage().unsafeGetStorageImpl();
-    if (std::find(inputs.begin(), inputs.end(), storage) != inputs.end()) return false;
-    return output.use_count() > handles[output.unsafeGetTensorImpl()] ||
-           output.storage().use_count() > tensors[storage];
-  };
-  std::vector<bool> kept;
-  for (const at::Tensor& output : outputs) kept.push_back(is_kept(output));
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (kept[i]) outputs[i] = outputs[i].clone();
+    const bool is_given = std::find(inputs.begin(), inputs.end(), storage) != inputs.end();
+    const bool is_held = output.use_count() > handles[output.unsafeGetTensorImpl()] ||
+                         output.storage().use_count() > tensors[storage];
+    if (is_held && !is_given) kept.insert(storage);
+  }
+  for (at::Tensor& output : outputs) {
+    if (!output.has_storage()) continue;
+    if (kept.contains(output.storage().unsafeGetStorageImpl())) output = output.clone();
   }
 }
 

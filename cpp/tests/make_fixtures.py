@@ -172,15 +172,15 @@ class Kept(torch.nn.Module):
         super().__init__()
         self.register_buffer("own", torch.zeros(4))
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.own, x + self.own
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.own, x + self.own, self.own[1:]
 
 
 def save_kept(directory: Path) -> None:
     """Save the module that returns a tensor of its own, as a constant and as a buffer."""
     its_contract = custom_contract("trace") | {"symbols": {}, "ops": []}
     its_contract["inputs"] = [spec("x", "float32", 2, 4)]
-    its_contract["outputs"] = [spec("own", "float32", 4), spec("sum", "float32", 2, 4)]
+    its_contract["outputs"] = [spec("own", "float32", 4), spec("sum", "float32", 2, 4), spec("view", "float32", 3)]
     traced = torch.jit.trace(Kept().eval(), (torch.ones(2, 4),))
     extra = {"contract.json": json.dumps(its_contract)}
     torch.jit.save(traced, directory / "kept_in_buffer.pt", _extra_files=dict(extra))

@@ -436,6 +436,7 @@ TEST_CASE("returns outputs that the caller owns") {
     const auto first = artifact.run({x});
     const at::Tensor expected = first[1].clone();
     first[0].fill_(100);  // the model's own tensor
+    first[2].fill_(100);  // and a view of it
     CHECK((at::equal(artifact.run({x})[1], expected)));
     CHECK((at::equal(artifact.run({x})[0], at::zeros({4}))));
   }

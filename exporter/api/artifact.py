@@ -77,7 +77,8 @@ class Artifact:
     def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Run the artifact and return its outputs by name.
 
-        Pass the inputs in the contract's order or by name. They are moved to the device and made contiguous.
+        Pass the inputs in the contract's order or by name. They are moved to the device and made contiguous. Outputs
+        may share memory with the inputs or one another, but never with the artifact.
 
         Raises:
             ContractError: an input is missing or unknown, or its dtype, rank or size does not fit the contract or the
@@ -240,7 +241,11 @@ def open_artifact(
         cause = f"takes {loaded.takes} inputs, but its contract has {len(contract.inputs)}"
         raise ArtifactError(f"{file} {cause}", "export it again")
     loaded.reset()  # the file may hold any state
-    return Artifact(contract, loaded.run, where, loaded.reset, loaded.own_threads)
+
+    def run(inputs: Tensors) -> Tensors:
+        return loaded.own(loaded.run(inputs), inputs)
+
+    return Artifact(contract, run, where, loaded.reset, loaded.own_threads)
 
 
 def _route(target: str, file: Path) -> routes.Target:

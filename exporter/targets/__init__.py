@@ -109,6 +109,10 @@ class Exported:
     limits: tuple[SizeLimit, ...] = ()
 
 
+def _as_returned(outputs: Tensors, inputs: Tensors) -> Tensors:
+    return outputs
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A loaded artifact.
@@ -117,7 +121,8 @@ class Loaded:
     actually runs it, and `notes` what it has reported so far. `reset` restores the initial state, if the artifact
     carries one. `takes` is the number of input tensors that the file itself declares; None if it declares none.
     `profile` returns the steps of the typical call among several; None: those that torch.profiler sees. With
-    `own_threads`, calls use none of torch's threads.
+    `own_threads`, calls use none of torch's threads. `own` maps the outputs and inputs of a call to outputs that are
+    the caller's, not tensors of the artifact.
     """
 
     run: Run
@@ -127,6 +132,7 @@ class Loaded:
     takes: int | None = None
     profile: Callable[[Tensors, int], Steps] | None = None
     own_threads: bool = False
+    own: Callable[[Tensors, Tensors], Tensors] = _as_returned
 
 
 class Target(Protocol):

@@ -64,7 +64,7 @@ def load(path: Path, options: Options) -> Loaded:
     """Load the program, which runs its graph operator by operator."""
     import torch
 
-    from exporter.model import mapped_program
+    from exporter.model import mapped_program, own_outputs
 
     try:
         exported = mapped_program.read(path)
@@ -87,4 +87,5 @@ def load(path: Path, options: Options) -> Loaded:
         """Time each node. `exporter profile` uses exporter-run instead if it is there."""
         return steps.of_nodes(module, inputs, options.device, runs)
 
-    return Loaded(run, reset=reset, takes=len(exported.graph_signature.user_inputs), profile=profile)
+    takes, own = len(exported.graph_signature.user_inputs), own_outputs.of_module(module)
+    return Loaded(run, reset=reset, takes=takes, profile=profile, own=own)

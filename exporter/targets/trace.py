@@ -201,6 +201,9 @@ def candidates(options: Options) -> Iterator[Candidate]:
 
 def load(path: Path, options: Options) -> Loaded:
     """Load the artifact with torch.jit.load, as any user would."""
+    from exporter.model import own_outputs
+
     script = codegen.load(path, options.device)
     profile = functools.partial(_steps_torchscript.record, script, options.device)
-    return Loaded(script, reset=script.reset, takes=script.takes, profile=profile)
+    own = own_outputs.of_torchscript
+    return Loaded(script, reset=script.reset, takes=script.takes, profile=profile, own=own)
