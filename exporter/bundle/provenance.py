@@ -93,10 +93,24 @@ def _material(found: Any) -> Material:
 
 def materials(source: Source) -> tuple[Material, ...]:
     """Return the input files of a run with their hashes, and the git commit of the recipe if git tracks it."""
-    recipe = _recipe(source)
+    return (*_hashed(_files(source)), *_revision(_recipe(source)))
+
+
+def stamps(source: Source) -> tuple[tuple[int, ...], ...]:
+    """Return what changes if one of the input files of a run is written to or replaced, without reading it."""
+    found: list[tuple[int, ...]] = []
+    for _, file in _files(source):
+        with suppress(OSError):
+            held = Path(file).stat()
+            found.append((held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns))
+    return tuple(found)
+
+
+def _files(source: Source) -> list[tuple[str, str]]:
+    """Return the input files of a run with their roles."""
     checkpoint = shards(Path(source.checkpoint)) if source.checkpoint else []
-    files = [("recipe", recipe), *(("checkpoint", str(file)) for file in checkpoint), ("inputs", source.inputs_file)]
-    return (*_hashed(files), *_revision(recipe))
+    files = [("recipe", _recipe(source)), *(("checkpoint", str(file)) for file in checkpoint)]
+    return [(role, file) for role, file in (*files, ("inputs", source.inputs_file)) if file]
 
 
 def _recipe(source: Source) -> str:
@@ -122,9 +136,8 @@ def module_file(name: str) -> str:
 def _hashed(files: Iterable[tuple[str, str]]) -> Iterator[Material]:
     for role, file in files:
         with suppress(OSError):  # the code that reads the file reports the error
-            if file:
-                digest = {"sha256": checksums.of(Path(file))}
-                yield {"name": Path(file).name, "digest": digest, "annotations": {"role": role}}
+            digest = {"sha256": checksums.of(Path(file))}
+            yield {"name": Path(file).name, "digest": digest, "annotations": {"role": role}}
 
 
 def shards(checkpoint: Path) -> list[Path]:

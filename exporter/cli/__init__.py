@@ -15,7 +15,7 @@ import click
 from exporter._version import __version__
 from exporter.cli import _streams
 from exporter.core import filesystem, source_lines
-from exporter.core.errors import ExporterError
+from exporter.core.errors import ExporterError, JobError
 
 ORDER = (
     "export", "explain", "repair", "bisect", "profile", "check", "bench", "compare", "report", "release", "sign",
@@ -110,7 +110,9 @@ def _code(command: click.Command, name: str) -> int:
         _show(error)
         return error.exit_code
     except Exception as error:
-        known = filesystem.users_error(error) if isinstance(error, OSError) else None
+        known: ExporterError | None = filesystem.users_error(error) if isinstance(error, OSError) else None
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            known = JobError(filesystem.NO_PROCESS, filesystem.MORE_PROCESSES)
         if known is not None:
             _show(known)
             return known.exit_code

@@ -16,6 +16,8 @@ from typing import IO, BinaryIO
 
 from exporter.core.errors import BundleError, UsageError
 
+NO_PROCESS = "the system starts no further process or thread"
+MORE_PROCESSES = "raise the limit of processes: ulimit -u, or that of the container"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\(\d{3})")  # a space in a path of MOUNTS is \040
@@ -135,12 +137,29 @@ def _unprotect(folder: Path) -> None:
             folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
 
 
-def link(source: str, to: str) -> None:
-    """Make a hard link, or a copy where the file system has no hard links or allows no more; for shutil.copytree."""
-    try:
-        os.link(source, to)
-    except OSError:
-        shutil.copy2(source, to)
+def link_tree(source: Path, to: Path) -> None:
+    """Make a new directory with hard links to all files, or with copies where the file system allows no (more) links.
+
+    Links stay links. Raises OSError for the first file that cannot be written, where shutil.copytree raises a list.
+    """
+    to.mkdir()
+    for entry in source.iterdir():
+        new = to / entry.name
+        if entry.is_symlink():
+            new.symlink_to(entry.readlink())
+        elif entry.is_dir():
+            link_tree(entry, new)
+        else:
+            try:
+                os.link(str(entry), str(new))
+            except OSError:
+                shutil.copy2(entry, new)
+    shutil.copystat(source, to)
+
+
+def is_noexec(path: Path) -> bool:
+    """Return whether a path is on a mount from which the system loads no libraries and starts no programs."""
+    return bool(os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0))
 
 
 def let_all_read(root: Path) -> None:
@@ -163,7 +182,9 @@ def require_removable(root: Path) -> None:
 
 
 def error(error: OSError, out: Path) -> BundleError:
-    """Explain an error of the file system to the user."""
+    """Explain an error of the file system to the user, or of a process that the system does not start."""
+    if error.errno == errno.EAGAIN:
+        return BundleError(NO_PROCESS, MORE_PROCESSES)
     place = error.filename or out
     known = {
         errno.ENOSPC: ("the disk is full", "free some space, or give another --out"),
@@ -174,6 +195,9 @@ def error(error: OSError, out: Path) -> BundleError:
         errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
         errno.EEXIST: ("a file is in its place", "give another --out"),
         errno.EISDIR: ("a directory is in its place", "give another --out"),
+        errno.EMFILE: ("too many open files", "raise the limit of open files, as with ulimit -n"),
+        errno.ENFILE: ("too many files are open on this machine", "close other programs, or raise fs.file-max"),
+        errno.EFBIG: ("it exceeds the limit of file sizes", "raise the limit, as with ulimit -f"),
     }
     cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
     if _is_temporary(place) and not _is_temporary(out):

@@ -14,7 +14,6 @@ backends support are their READMEs and Triton's user guide:
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -167,7 +166,7 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
             "choose another --name, or remove them",
         )
     for other in others:
-        shutil.copytree(other, root / other.name, copy_function=filesystem.link)
+        filesystem.link_tree(other, root / other.name)
 
 
 def _differing(config: Any, text: str) -> str:

@@ -61,7 +61,7 @@ def read(path: Path, named: Path | None = None) -> ReleaseFile:
     """
     named = named or path
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         remedy = "pass the path of a release file; `exporter release --init` writes one"

@@ -7,7 +7,6 @@ or when it ends, since the release began.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -108,7 +107,7 @@ def _hold(step: Step) -> None:
         partial = held.with_name(held.name + filesystem.NEW)  # a held bundle is complete, even if this is interrupted
         filesystem.remove_tree(partial)
         try:
-            shutil.copytree(place, partial, symlinks=True, copy_function=filesystem.link)
+            filesystem.link_tree(place, partial)
             partial.rename(held)
         finally:
             with contextlib.suppress(OSError):

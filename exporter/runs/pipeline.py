@@ -114,6 +114,7 @@ class _Run:
         self.work = root / ".work"
         self.work.mkdir()
         self.job = request.job(self.work)
+        self.stamps = provenance.stamps(request.source)
         self.materials = provenance.materials(request.source)  # hashed now, because a job may take minutes
         self.draft = Draft(request, staging, root)
         # Untimed sessions run concurrently, so the growth of the GPU's memory says nothing about one of them.
@@ -204,7 +205,18 @@ class _Run:
             self.listener.stage(EAGER, "capture" if capture_program else "find contract")
         child = self.turns.prepare(arguments)
         child.expect("loaded", self.request.timeout)
+        self._require_same_materials()
         return child
+
+    def _require_same_materials(self) -> None:
+        """Raise UsageError if what was loaded may not be what was hashed, which the provenance names."""
+        now = provenance.stamps(self.request.source)
+        if now == self.stamps:
+            return
+        found = provenance.materials(self.request.source)
+        if changed := [one["name"] for one in found if one not in self.materials and "sha256" in one["digest"]]:
+            raise UsageError(f"{changed[0]} changed after the run began", "run it again")
+        self.stamps = now
 
     def _prepared(self, child: Child) -> Prepared:
         prepared: Prepared = child.expect("prepared", self.request.timeout)

@@ -15,7 +15,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from exporter.core import environment
+from exporter.core import environment, filesystem
 from exporter.core.errors import ExportError
 from exporter.targets import _objects
 
@@ -271,9 +271,9 @@ def find_vector_instructions() -> tuple[str, ...]:
         found = cpu_vec_isa.valid_vec_isa_list()
     if found or not environment.isa().startswith(("avx2", "avx512", "amx")):
         return ()
-    return (
-        f"slow: no vector instructions, because inductor's probes in {cache_dir()} do not load; remove that directory",
-    )
+    noexec = filesystem.is_noexec(Path(cache_dir()))
+    remedy = "set TORCHINDUCTOR_CACHE_DIR to a folder without noexec" if noexec else "remove that directory"
+    return (f"slow: no vector instructions, because inductor's probes in {cache_dir()} do not load; {remedy}",)
 
 
 def forget(weight: Any, uses: int = 1) -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter.core import filesystem
 from exporter.core.errors import ArtifactError
 from exporter.targets import _mapping
 
@@ -58,6 +59,8 @@ class _Own:
             with suppress(FileNotFoundError):
                 folder.rmdir()
                 raise ArtifactError(f"cannot lock a folder in {folder.parent}", "set TMPDIR to another folder")
+        if filesystem.is_noexec(self.folder):
+            raise ArtifactError(f"{self.folder.parent} is mounted with noexec", "set TMPDIR to another folder")
         self.made += 1
         return self.folder / str(self.made)
 

@@ -449,6 +449,43 @@ def test_errors_of_the_file_system_are_explained(tmp_path: Path, number: int, ca
     assert leftovers(tmp_path) == set()
 
 
+@pytest.mark.parametrize(
+    ("number", "cause", "remedy"),
+    [
+        (errno.EMFILE, "too many open files", "ulimit -n"),
+        (errno.EFBIG, "it exceeds the limit of file sizes", "ulimit -f"),
+        (errno.EAGAIN, "the system starts no further process", "ulimit -u"),
+    ],
+)
+def test_another_folder_is_no_remedy_for_limits(tmp_path: Path, number: int, cause: str, remedy: str) -> None:
+    found = filesystem.error(OSError(number, os.strerror(number), str(tmp_path / "toy")), tmp_path / "toy")
+    assert cause in str(found)
+    assert remedy in found.remedy
+    assert "--out" not in found.remedy
+
+
+def test_a_tree_is_linked(tmp_path: Path) -> None:
+    (tmp_path / "one" / "in").mkdir(parents=True)
+    (tmp_path / "one" / "in" / "file").write_text("text")
+    (tmp_path / "one" / "link").symlink_to("in/file")
+    filesystem.link_tree(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "two" / "in" / "file").samefile(tmp_path / "one" / "in" / "file")
+    assert (tmp_path / "two" / "link").readlink() == Path("in/file")
+
+
+def test_the_first_error_of_a_tree_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "file").touch()
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(filesystem.shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        filesystem.link_tree(tmp_path / "one", tmp_path / "two")
+    assert raised.value.errno == errno.ENOSPC
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="the disk is full"), publishing.stage(tmp_path / "toy") as staging:  # noqa: PT012
         (staging.root / "manifest.json.new").symlink_to("/dev/full")
@@ -463,7 +500,7 @@ def _stage_with_little_room(out: Path) -> None:
         with publishing.stage(out):
             os._exit(3)
     except BundleError as error:
-        os._exit(0 if "File too large" in str(error) else 4)
+        os._exit(0 if "it exceeds the limit of file sizes" in str(error) else 4)
 
 
 def test_lack_of_space_is_noticed_before_anything_runs(tmp_path: Path) -> None:

@@ -599,6 +599,9 @@ RECORDED = [
     ("different-dtypes", "RuntimeError: Input type (float) and bias type (c10::Half) should be the same"),
     ("different-dtypes", "RuntimeError: Input type (unsigned char) and bias type (float) should be the same"),
     ("number-too-large", "RuntimeError: value cannot be converted to type c10::Half without overflow"),
+    ("too-many-processes", "RuntimeError: can't start new thread"),
+    ("too-many-processes", "libgomp: Thread creation failed: Resource temporarily unavailable"),
+    ("too-many-processes", "BlockingIOError: [Errno 11] Resource temporarily unavailable"),
     ("lengths-on-a-gpu", "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"),
     # torch before 2.14, with an input on the CPU.
     ("fixed-device", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"),

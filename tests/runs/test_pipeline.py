@@ -492,3 +492,38 @@ def test_what_exports_need_is_preloaded_without_a_gpu(
     own = tuple(",".join(targets.facts(name).preloads) for name in ("compile", "onnx"))
     assert started == [() if driver else own]
     assert own[0] == "torch._inductor.compile_fx"
+
+
+def test_a_recipe_that_changes_while_it_is_loaded_is_refused(run: Run, tmp_path: Path) -> None:
+    """The provenance would have the hash of another file than the one that was exported."""
+    recipe = tmp_path / "own.py"
+    recipe.write_text(
+        "import pathlib\n"
+        "import torch\n"
+        "class net:\n"
+        "    @staticmethod\n"
+        "    def load(weights):\n"
+        "        with pathlib.Path(__file__).open('a') as file:\n"
+        "            file.write('# saved in an editor')\n"
+        "        return torch.nn.Linear(2, 2)\n"
+        "    inputs = staticmethod(lambda: {'input': torch.ones(2, 2)})\n"
+    )
+    with pytest.raises(UsageError, match=r"own\.py changed after the run began") as raised:
+        run(f"{recipe.with_suffix('')}:net", "trace")
+    assert raised.value.remedy == "run it again"
+
+
+def test_a_recipe_that_is_only_touched_is_accepted(run: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "own.py"
+    recipe.write_text(
+        "import pathlib\n"
+        "import torch\n"
+        "class net:\n"
+        "    @staticmethod\n"
+        "    def load(weights):\n"
+        "        pathlib.Path(__file__).touch()\n"
+        "        return torch.nn.Linear(2, 2)\n"
+        "    inputs = staticmethod(lambda: {'input': torch.ones(2, 2)})\n"
+    )
+    manifest, _ = run(f"{recipe.with_suffix('')}:net", "trace")
+    assert manifest.status == "complete"

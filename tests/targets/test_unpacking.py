@@ -206,6 +206,14 @@ def test_a_folder_that_cannot_be_locked_is_an_error(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_without_exec_is_an_error(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_unpacking.filesystem, "is_noexec", lambda _: True)
+    monkeypatch.setattr(_unpacking, "_own", [])
+    with pytest.raises(ArtifactError, match="is mounted with noexec") as raised:
+        _unpacking.unpack(package)
+    assert raised.value.remedy == "set TMPDIR to another folder"
+
+
 def test_an_altered_package_is_rejected(package: Path, tmp_path: Path) -> None:
     data = bytearray(package.read_bytes())
     data[data.index(b"\x7fELF") + 5000] ^= 1

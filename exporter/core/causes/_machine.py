@@ -14,8 +14,8 @@ CAUSES = (
     Cause(
         "no-compiler",
         (r"InvalidCxxCompiler|No working C\+\+ compiler",),
-        "The target compile needs a C++ compiler, and none was found",
-        "install g++ (Debian: apt install g++), or name one in CXX",
+        "The target compile needs a C++ compiler, and none that works was found",
+        "install g++ (Debian: apt install g++), or name one in CXX; `exporter doctor` says what is wrong with it",
     ),
     Cause(
         "compiler-unusable",
@@ -73,6 +73,12 @@ CAUSES = (
         ),
         "There was not enough memory",
         "use smaller sizes (--size), raise --memory-limit if it is set, or use a larger machine",
+    ),
+    Cause(
+        "too-many-processes",
+        (r"can't start new thread|libgomp: Thread creation failed|pthread_create failed", r"\[Errno 11\] Resource"),
+        "The system starts no further process or thread",
+        "raise the limit of processes: ulimit -u, or that of the container",
     ),
     Cause(
         "killed",
