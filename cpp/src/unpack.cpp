@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -89,6 +90,12 @@ class Folder {
         throw std::runtime_error("cannot lock a folder in " + temporary_folder().string() +
                                  ": set TMPDIR to use another folder");
       }
+    }
+    struct statvfs mount{};
+    if (statvfs(path_.c_str(), &mount) == 0 && (mount.f_flag & ST_NOEXEC) != 0) {
+      discard();
+      throw std::runtime_error(temporary_folder().string() +
+                               " is mounted with noexec: set TMPDIR to use another folder");
     }
   }
   ~Folder() { discard(); }
