@@ -31,6 +31,8 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
         for node in module.graph.nodes:
             if node.target in WITH_INFO:
                 _require_one_result(node, "the error codes of linalg.inv_ex and linalg.solve_ex")
+            elif node.target is aten.add.Tensor:
+                _add_flags(node)
             elif node.target in ADAPTIVE_MAX:
                 image, sizes = node.args
                 if _onnx_pooling.equal_windows(image.meta["val"].shape, sizes) is None:
@@ -50,6 +52,13 @@ def _leave_out_checks(graph: fx.Graph) -> None:
                 returned.replace_all_uses_with(token)
                 graph.erase_node(returned)
             graph.erase_node(node)
+
+
+def _add_flags(node: fx.Node) -> None:
+    """Make the sum of two tensors of flags what it is, because ONNX's Add takes none."""
+    values = [one.meta["val"] for one in node.args[:2] if isinstance(one, fx.Node)]
+    if len(values) == 2 and all(getattr(value, "dtype", None) is torch.bool for value in values):
+        node.target, node.kwargs = aten.logical_or.default, {}
 
 
 def _leave_out_tokens(program: torch.export.ExportedProgram) -> None:

@@ -16,6 +16,7 @@ def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
         _onnx_bits,
         _onnx_cumulative,
         _onnx_elementwise,
+        _onnx_limits,
         _onnx_numbers,
         _onnx_pooling,
         _onnx_resizing,
@@ -26,6 +27,7 @@ def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
         _onnx_bits,
         _onnx_cumulative,
         _onnx_elementwise,
+        _onnx_limits,
         _onnx_numbers,
         _onnx_pooling,
         _onnx_resizing,
@@ -40,6 +42,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     import torch
     from onnxscript import ir, opset18
     from onnxscript.function_libs.torch_lib.ops import common, core
+
+    from exporter.targets import _onnx_limits
 
     def prod(inp: Any, dims: Sequence[int], output_dtype: int = 0) -> Any:
         ops: Any = opset18
@@ -156,6 +160,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         return call
 
     def scatter_reduced(inp: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
+        if reduce in ("amax", "amin") and not include_self and inp.shape and inp.dtype.is_floating_point():
+            return _onnx_limits.scatter_extreme(inp, dim, index, src, reduce)
         if reduce != "mean":  # of which torch's translation keeps the last element
             return core.aten_scatter_reduce(inp, dim, index, src, reduce, include_self)
         if not inp.shape or not inp.dtype.is_floating_point():

@@ -42,6 +42,7 @@ from exporter.targets import (
     _candidates,
     _convolutions,
     _fused_gelu,
+    _gated_units,
     _gemm,
     _half_gelu,
     _index_adds,
@@ -127,7 +128,7 @@ def export(program: Program, path: Path, options: Options) -> Exported:
     if (entries or program.entries) and program.keeps_state:
         raise ExportError("each entry of a package would keep a separate state", "use --state inputs")
     right = (_convolutions.reading_before_writing(), _convolutions.reading_biases(), _convolutions.packing())
-    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes())
+    everywhere = (_parallel_loops.at_all_sizes(), _adaptive_pools.at_all_sizes(), _gated_units.at_all_sizes())
     decompositions = (_index_adds.decomposed(), _integer_powers.decomposed())
     usual = (recurrent.looped(), counted_results.any_number(), _objects.reused())
     patches = (*usual, *decompositions, *everywhere, *right)

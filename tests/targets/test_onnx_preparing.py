@@ -57,3 +57,15 @@ def test_the_operator_without_a_translation_is_named_although_a_check_reads_erro
 
     with pytest.raises(BothFailed, match=r"No ONNX function found for <OpOverload\(op='aten.linalg_cholesky_ex'"):
         translated(filtered, torch.randn(2, 4, 5), {}, tmp_path)
+
+
+def test_sums_of_flags(tmp_path: Path) -> None:
+    module, run = translated(
+        lambda x: ((x > 0) + (x > 1), torch.add(x > 0, x < -1), (x > 0) * (x < 1)),
+        torch.randn(3, 5),
+        {"rows": Range(2, 8), "columns": Range(2, 8)},
+        tmp_path,
+    )
+    x = torch.randn(7, 4)
+    for got, wanted in zip(run(x), module(x), strict=True):
+        assert torch.equal(torch.as_tensor(got), wanted)

@@ -1,0 +1,89 @@
+"""Translations to ONNX of operators for which torch's are wrong at infinity, or lose small numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Return the translation of each operator, as `torch.onnx.export` takes them."""
+    import torch
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common, core, special
+
+    ops: Any = opset18
+
+    def clamp(inp: Any, low: Any = None, high: Any = None) -> Any:
+        # Clip without one of its bounds makes infinity the largest number
+        if (low is None) == (high is None) or not inp.dtype.is_floating_point():
+            return core.aten_clamp(inp, low, high)
+        return ops.Max(inp, like(low, inp)) if high is None else ops.Min(inp, like(high, inp))
+
+    def clamp_min(inp: Any, low: Any) -> Any:
+        return clamp(inp, low)
+
+    def clamp_max(inp: Any, high: Any) -> Any:
+        return clamp(inp, None, high)
+
+    def like(bound: Any, inp: Any) -> Any:
+        return ops.CastLike(bound, inp) if hasattr(bound, "dtype") else common.constant(bound, dtype=inp.dtype)
+
+    def logsumexp(inp: Any, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
+        # onnxruntime's ReduceLogSumExp is -infinity for -infinity followed by numbers below -88
+        if not inp.shape:
+            return inp
+        dims = [dim] if isinstance(dim, int) else list(dim) or list(range(len(inp.shape)))
+        axes = ops.Constant(value_ints=dims)
+        most = ops.ReduceMax(inp, axes, keepdims=1)
+        most = ops.Where(ops.IsInf(most), common.constant(0.0, dtype=inp.dtype), most)
+        total = ops.ReduceSum(ops.Exp(ops.Sub(inp, most)), axes, keepdims=1)
+        found = ops.Add(ops.Log(total), most)
+        return found if keepdim else ops.Squeeze(found, axes)
+
+    def log1p(inp: Any) -> Any:
+        # near 0, the logarithm of 1 + x is that of a rounded x: correct it in proportion
+        if not inp.dtype.is_floating_point():
+            return core.aten_log1p(inp)
+        zero, half, one = (common.constant(number, dtype=inp.dtype) for number in (0.0, 0.5, 1.0))
+        total = ops.Add(inp, one)
+        found, rounded = ops.Log(total), ops.Sub(total, one)
+        exact = ops.Where(ops.Equal(rounded, zero), inp, ops.Div(ops.Mul(found, inp), rounded))
+        return ops.Where(ops.Less(ops.Abs(inp), half), exact, found)
+
+    def expm1(inp: Any) -> Any:
+        # near 0, exp(x) is that of the logarithm of the rounded power
+        if not inp.dtype.is_floating_point():
+            return special.aten_special_expm1(inp)
+        one, half = (common.constant(number, dtype=inp.dtype) for number in (1.0, 0.5))
+        power = ops.Exp(inp)
+        less = ops.Sub(power, one)
+        exact = ops.Where(ops.Equal(power, one), inp, ops.Div(ops.Mul(less, inp), ops.Log(power)))
+        return ops.Where(ops.Less(ops.Abs(inp), half), exact, less)
+
+    aten: Any = torch.ops.aten
+    return {
+        aten.clamp.default: clamp,
+        aten.clamp_min.default: clamp_min,
+        aten.clamp_max.default: clamp_max,
+        aten.clamp_min.Tensor: clamp_min,
+        aten.clamp_max.Tensor: clamp_max,
+        aten.logsumexp.default: logsumexp,
+        aten.log1p.default: log1p,
+        aten.expm1.default: expm1,
+    }
+
+
+def scatter_extreme(inp: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
+    """Return the largest (`amax`) or smallest (`amin`) element of each group of floating-point numbers.
+
+    torch's translation begins with the largest number, which infinity does not replace.
+    """
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common
+
+    ops: Any = opset18
+    first = common.constant(-math.inf if reduce == "amax" else math.inf, dtype=inp.dtype)
+    begun = ops.ScatterElements(inp, index, ops.Expand(first, ops.Shape(index)), axis=dim)
+    return ops.ScatterElements(begun, index, src, axis=dim, reduction=reduce.removeprefix("a"))
