@@ -43,9 +43,9 @@ _LAYER = re.compile(r"torch/nn/modules/(?!module\.py)")
 _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/utils/_pytree\.py$")
 # Modules of exporter that run in place of the model's code.
 _FOR_THE_MODEL = frozenset((
-    "causal_masks.py", "clamped_slices.py", "counted_results.py", "differentiation.py", "gpu_operators.py",
-    "interpreter", "inverse_stft.py", "mixed_dtypes.py", "mixture_of_experts.py", "padded_encoders.py",
-    "recurrent.py", "running_statistics.py", "sizes_in_builtins.py", "sizes_in_calls.py", "sparse_matrices.py",
+    "causal_masks.py", "clamped_slices.py", "counted_results.py", "covariances.py", "differentiation.py",
+    "gpu_operators.py", "interpreter", "inverse_stft.py", "mixed_dtypes.py", "mixture_of_experts.py",
+    "padded_encoders.py", "recurrent.py", "running_statistics.py", "sizes_in_builtins.py", "sizes_in_calls.py", "sparse_matrices.py",
     "value_checks.py",
 ))  # fmt: skip
 _CALLS_THE_MODEL = str(Path(__file__).parents[1] / "model" / "flattening.py")
