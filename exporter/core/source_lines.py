@@ -45,8 +45,8 @@ _HELPERS = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)|/torch/uti
 _FOR_THE_MODEL = frozenset((
     "causal_masks.py", "clamped_slices.py", "counted_results.py", "covariances.py", "differentiation.py",
     "gpu_operators.py", "interpreter", "inverse_stft.py", "mixed_dtypes.py", "mixture_of_experts.py",
-    "padded_encoders.py", "recurrent.py", "running_statistics.py", "sizes_in_builtins.py", "sizes_in_calls.py", "sparse_matrices.py",
-    "value_checks.py",
+    "padded_encoders.py", "recurrent.py", "running_statistics.py", "sizes_in_builtins.py", "sizes_in_calls.py",
+    "sparse_matrices.py", "value_checks.py",
 ))  # fmt: skip
 _CALLS_THE_MODEL = str(Path(__file__).parents[1] / "model" / "flattening.py")
 _COMPILERS = {"exporter", "functorch", "torch", "torchgen", "triton"}
