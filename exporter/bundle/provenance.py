@@ -96,6 +96,15 @@ def materials(source: Source) -> tuple[Material, ...]:
     return (*_hashed(_files(source)), *_revision(_recipe(source)))
 
 
+def changed(before: Iterable[Material], after: Iterable[Material]) -> Iterator[str]:
+    """Yield the names of files with another hash. A file that did not exist before may be made by the recipe."""
+    hashed = {(one["annotations"]["role"], one.get("name")): one["digest"] for one in before}
+    for one in after:
+        key = one["annotations"]["role"], one.get("name")
+        if "sha256" in one["digest"] and one["digest"] != hashed.get(key, one["digest"]):
+            yield str(one["name"])
+
+
 def stamps(source: Source) -> tuple[tuple[int, ...], ...]:
     """Return what changes if one of the input files of a run is written to or replaced, without reading it."""
     found: list[tuple[int, ...]] = []

@@ -213,9 +213,8 @@ class _Run:
         now = provenance.stamps(self.request.source)
         if now == self.stamps:
             return
-        found = provenance.materials(self.request.source)
-        if changed := [one["name"] for one in found if one not in self.materials and "sha256" in one["digest"]]:
-            raise UsageError(f"{changed[0]} changed after the run began", "run it again")
+        for file in provenance.changed(self.materials, provenance.materials(self.request.source)):
+            raise UsageError(f"{file} changed after the run began", "run it again")
         self.stamps = now
 
     def _prepared(self, child: Child) -> Prepared:

@@ -289,6 +289,19 @@ def test_materials_of_other_sources(tmp_path: Path) -> None:
     assert bert["name"] == "bert.py"
 
 
+def test_files_that_changed_are_named(tmp_path: Path) -> None:
+    recipe, inputs = tmp_path / "net.py", tmp_path / "x.safetensors"
+    recipe.write_text("one")
+    source = recipes.Source("file", str(recipe), "net", inputs_file=str(inputs))
+    before, stamps = provenance.materials(source), provenance.stamps(source)
+    assert provenance.stamps(source) == stamps
+    inputs.write_bytes(b"made by the recipe")
+    assert list(provenance.changed(before, provenance.materials(source))) == []
+    recipe.write_text("two")
+    assert provenance.stamps(source) != stamps
+    assert list(provenance.changed(before, provenance.materials(source))) == ["net.py"]
+
+
 def test_materials_cover_the_shards_of_a_checkpoint(tmp_path: Path) -> None:
     index = tmp_path / "net.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "1.safetensors", "d": "gone"}}')
