@@ -3,6 +3,7 @@
 #include <exporter/error.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -17,11 +18,22 @@ namespace exporter {
 /// the stack, and nlohmann::json::exception if it is not JSON.
 inline nlohmann::json parse_json(std::string_view text) {
   constexpr int kMostLevels = 1000;  // a program with the deepest graphs that are read has 600
-  const auto require_depth = [](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
-    if (depth > kMostLevels) throw std::runtime_error("its JSON is nested too deeply");
-    return true;
-  };
-  return nlohmann::json::parse(text, require_depth);
+  int levels = 0;
+  bool in_string = false;
+  for (std::size_t at = 0; at < text.size(); ++at) {  // a callback of the parser would be quadratic
+    const char found = text[at];
+    if (in_string) {
+      if (found == '\\') ++at;
+      in_string = found != '"';
+    } else if (found == '"') {
+      in_string = true;
+    } else if (found == '[' || found == '{') {
+      if (++levels > kMostLevels) throw std::runtime_error("its JSON is nested too deeply");
+    } else if (found == ']' || found == '}') {
+      --levels;
+    }
+  }
+  return nlohmann::json::parse(text);
 }
 
 /// Throws Error(artifact) unless `node` is an object with no other fields than these. An unknown

@@ -26,10 +26,12 @@ void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   }
 }
 
+/// A storage whose address is not used again, although its memory may be freed.
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
 /// Copies outputs that the module keeps, such as constants, or whose memory it keeps, because the
 /// caller may write to them. What only the outputs or the caller's inputs use is not the module's.
-void copy_kept(std::vector<at::Tensor>& outputs,
-               const std::vector<const c10::StorageImpl*>& inputs) {
+void copy_kept(std::vector<at::Tensor>& outputs, const std::vector<WeakStorage>& inputs) {
   std::map<const c10::TensorImpl*, std::size_t> handles;
   std::map<const c10::StorageImpl*, std::size_t> tensors;
   for (const at::Tensor& output : outputs) {
@@ -41,7 +43,8 @@ void copy_kept(std::vector<at::Tensor>& outputs,
   for (const at::Tensor& output : outputs) {
     if (!output.has_storage()) continue;
     const c10::StorageImpl* storage = output.storage().unsafeGetStorageImpl();
-    const bool is_given = std::find(inputs.begin(), inputs.end(), storage) != inputs.end();
+    const bool is_given = std::ranges::any_of(
+        inputs, [&](const WeakStorage& given) { return given._unsafe_get_target() == storage; });
     const bool is_held = output.use_count() > handles[output.unsafeGetTensorImpl()] ||
                          output.storage().use_count() > tensors[storage];
     if (is_held && !is_given) kept.insert(storage);
@@ -64,9 +67,9 @@ class TorchScriptRunner final : public Runner {
   }
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) override {
-    std::vector<const c10::StorageImpl*> given;
+    std::vector<WeakStorage> given;
     for (const at::Tensor& input : inputs) {
-      if (input.has_storage()) given.push_back(input.storage().unsafeGetStorageImpl());
+      if (input.has_storage()) given.push_back(input.storage().getWeakStorageImpl());
     }
     std::vector<c10::IValue> stack(std::make_move_iterator(inputs.begin()),
                                    std::make_move_iterator(inputs.end()));

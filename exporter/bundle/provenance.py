@@ -98,10 +98,12 @@ def materials(source: Source) -> tuple[Material, ...]:
 
 def changed(before: Iterable[Material], after: Iterable[Material]) -> Iterator[str]:
     """Yield the names of files with another hash. A file that did not exist before may be made by the recipe."""
-    hashed = {(one["annotations"]["role"], one.get("name")): one["digest"] for one in before}
+    hashed: dict[tuple[str, str | None], set[str]] = {}  # shards in several folders may have one name
+    for one in before:
+        hashed.setdefault((one["annotations"]["role"], one.get("name")), set()).add(one["digest"].get("sha256", ""))
     for one in after:
-        key = one["annotations"]["role"], one.get("name")
-        if "sha256" in one["digest"] and one["digest"] != hashed.get(key, one["digest"]):
+        known = hashed.get((one["annotations"]["role"], one.get("name")))
+        if known and one["digest"].get("sha256", "") not in known and "sha256" in one["digest"]:
             yield str(one["name"])
 
 

@@ -179,8 +179,8 @@ def compiler_identity() -> str:
     if not found or compiler_fault():
         return ""
     try:
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, errors="replace", check=False)
-    except OSError:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, errors="replace", check=True)
+    except (OSError, subprocess.CalledProcessError):
         return ""
     return found + done.stdout
 

@@ -17,7 +17,7 @@ from typing import IO, BinaryIO
 from exporter.core.errors import BundleError, UsageError
 
 NO_PROCESS = "the system starts no further process or thread"
-MORE_PROCESSES = "raise the limit of processes: ulimit -u, or that of the container"
+MORE_PROCESSES = "raise the limit of processes: ulimit -u, or the container's"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\(\d{3})")  # a space in a path of MOUNTS is \040

@@ -24,6 +24,8 @@ def of_torchscript(outputs: Tensors, inputs: Tensors) -> Tensors:
     sharing = Counter(_storage(tensor) for tensor in {id(tensor): tensor for tensor in outputs}.values())
 
     def is_held(tensor: Any) -> bool:
+        if tensor.layout != torch.strided:
+            return False
         storage = tensor.untyped_storage()  # one more use
         uses = torch._C._storage_Use_Count(storage._cdata)
         return bool(tensor._use_count() > 1 or uses > sharing[storage._cdata] + 1)
@@ -39,9 +41,10 @@ def of_module(module: torch.nn.Module) -> Callable[[Tensors, Tensors], Tensors]:
     """
     attributes = (value for part in module.modules() for value in vars(part).values())
     own = [*module.parameters(), *module.buffers(), *(one for one in attributes if isinstance(one, torch.Tensor))]
-    held = {_storage(tensor) for tensor in own}
+    held = {_storage(tensor) for tensor in own} - {0}
     return lambda outputs, _: tuple(tensor.clone() if _storage(tensor) in held else tensor for tensor in outputs)
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Return the number of a tensor's storage; 0 for a sparse tensor, which has none."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else 0

@@ -1,4 +1,4 @@
-"""Translations to ONNX of operators for which torch's are wrong at infinity, or lose small numbers."""
+"""Translations to ONNX of operators whose translation by torch is wrong at infinity or loses small numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ def table() -> dict[Any, Callable[..., Any]]:
         # Clip without one of its bounds makes infinity the largest number
         if (low is None) == (high is None) or not inp.dtype.is_floating_point():
             return core.aten_clamp(inp, low, high)
-        return ops.Max(inp, like(low, inp)) if high is None else ops.Min(inp, like(high, inp))
+        limit = like(low if high is None else high, inp)
+        beyond = ops.Less(inp, limit) if high is None else ops.Greater(inp, limit)
+        return ops.Where(beyond, limit, inp)  # not Max or Min, which onnxruntime may make a Clip
 
     def clamp_min(inp: Any, low: Any) -> Any:
         return clamp(inp, low)
 
     def clamp_max(inp: Any, high: Any) -> Any:
         return clamp(inp, None, high)
+
+    def clamp_min_tensor(inp: Any, low: Any) -> Any:
+        return clamp(inp, low) if inp.dtype.is_floating_point() else core.aten_clamp_min_tensor(inp, low)
+
+    def clamp_max_tensor(inp: Any, high: Any) -> Any:
+        return clamp(inp, None, high) if inp.dtype.is_floating_point() else core.aten_clamp_max_tensor(inp, high)
 
     def like(bound: Any, inp: Any) -> Any:
         return ops.CastLike(bound, inp) if hasattr(bound, "dtype") else common.constant(bound, dtype=inp.dtype)
@@ -37,7 +45,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         dims = [dim] if isinstance(dim, int) else list(dim) or list(range(len(inp.shape)))
         axes = ops.Constant(value_ints=dims)
         most = ops.ReduceMax(inp, axes, keepdims=1)
-        most = ops.Where(ops.IsInf(most), common.constant(0.0, dtype=inp.dtype), most)
+        zero, infinity = (common.constant(number, dtype=inp.dtype) for number in (0.0, math.inf))
+        most = ops.Where(ops.Equal(ops.Abs(most), infinity), zero, most)  # IsInf takes no float16 before opset 20
         total = ops.ReduceSum(ops.Exp(ops.Sub(inp, most)), axes, keepdims=1)
         found = ops.Add(ops.Log(total), most)
         return found if keepdim else ops.Squeeze(found, axes)
@@ -49,17 +58,17 @@ def table() -> dict[Any, Callable[..., Any]]:
         zero, half, one = (common.constant(number, dtype=inp.dtype) for number in (0.0, 0.5, 1.0))
         total = ops.Add(inp, one)
         found, rounded = ops.Log(total), ops.Sub(total, one)
-        exact = ops.Where(ops.Equal(rounded, zero), inp, ops.Div(ops.Mul(found, inp), rounded))
+        exact = ops.Where(ops.Equal(rounded, zero), inp, ops.Mul(inp, ops.Div(found, rounded)))
         return ops.Where(ops.Less(ops.Abs(inp), half), exact, found)
 
     def expm1(inp: Any) -> Any:
-        # near 0, exp(x) is that of the logarithm of the rounded power
+        # near 0, the rounded power belongs to another x, its logarithm: correct it in proportion
         if not inp.dtype.is_floating_point():
             return special.aten_special_expm1(inp)
         one, half = (common.constant(number, dtype=inp.dtype) for number in (1.0, 0.5))
         power = ops.Exp(inp)
         less = ops.Sub(power, one)
-        exact = ops.Where(ops.Equal(power, one), inp, ops.Div(ops.Mul(less, inp), ops.Log(power)))
+        exact = ops.Where(ops.Equal(power, one), inp, ops.Mul(inp, ops.Div(less, ops.Log(power))))
         return ops.Where(ops.Less(ops.Abs(inp), half), exact, less)
 
     aten: Any = torch.ops.aten
@@ -67,8 +76,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.clamp.default: clamp,
         aten.clamp_min.default: clamp_min,
         aten.clamp_max.default: clamp_max,
-        aten.clamp_min.Tensor: clamp_min,
-        aten.clamp_max.Tensor: clamp_max,
+        aten.clamp_min.Tensor: clamp_min_tensor,
+        aten.clamp_max.Tensor: clamp_max_tensor,
         aten.logsumexp.default: logsumexp,
         aten.log1p.default: log1p,
         aten.expm1.default: expm1,

@@ -57,7 +57,11 @@ def _leave_out_checks(graph: fx.Graph) -> None:
 def _add_flags(node: fx.Node) -> None:
     """Make the sum of two tensors of flags what it is, because ONNX's Add takes none."""
     values = [one.meta["val"] for one in node.args[:2] if isinstance(one, fx.Node)]
-    if len(values) == 2 and all(getattr(value, "dtype", None) is torch.bool for value in values):
+    if (
+        len(values) == 2
+        and node.kwargs.get("alpha", 1)
+        and all(getattr(value, "dtype", None) is torch.bool for value in values)
+    ):
         node.target, node.kwargs = aten.logical_or.default, {}
 
 

@@ -4,12 +4,14 @@ onnxscript's rewriter tries every rule at every node, and compares the operators
 For a rule of two nodes, `SlicesSplit`, it first lists all nodes of the graph by type, each time. torch.onnx.export runs
 every operator with fake tensors to find their dtypes, which the exported program already has, and reads the source of
 all its translations each time. The rewriter counts 1e-8 as 0, so it removes the addition in `(x + 1e-8).log()`.
+It names constants after the value that they are used with, so that those of one rule replace those of another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -57,6 +59,23 @@ def with_one_registry() -> contextlib.AbstractContextManager[None]:
 def with_exact_zeros() -> contextlib.AbstractContextManager[None]:
     """Let onnxscript's rewriter find 0 in a rule only where the graph has 0: docs/upstream.md."""
     return replaced(_closeness)
+
+
+def with_unique_names() -> contextlib.AbstractContextManager[None]:
+    """Let onnxscript's rewriter name each constant differently: two Clips of one value got the same limits."""
+    return replaced(_initializers)
+
+
+def _initializers() -> tuple[Any, str, Any]:
+    from onnxscript._internal import tape_builder
+
+    builder: Any = tape_builder.BuilderBase
+    usual, numbers = builder.initializer, itertools.count()
+
+    def initializer(self: Any, tensor: Any, name: str | None = None) -> Any:
+        return usual(self, tensor, f"{name or tensor.name}_{next(numbers)}")
+
+    return builder, "initializer", initializer
 
 
 def _closeness() -> tuple[Any, str, Any]:

@@ -263,6 +263,7 @@ def _by_dynamo(program: Program, exported: torch.export.ExportedProgram, options
             _onnx_rewriting.without_needless_runs(),
             _onnx_rewriting.with_one_registry(),
             _onnx_rewriting.with_exact_zeros(),
+            _onnx_rewriting.with_unique_names(),
         ):
             return torch.onnx.export(
                 exported, (), dynamo=True, opset_version=options.opset, verbose=False, optimize=optimize, **settings

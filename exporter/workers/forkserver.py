@@ -156,6 +156,7 @@ def _supervise(server: int, channel_fd: int, log_fd: int, request_fd: int) -> No
     pid = os.fork()
     if pid == 0:
         _run_job(channel_fd, log_fd, request_fd)
+    os.close(request_fd)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError), socket.socket(fileno=channel_fd) as channel:
@@ -192,7 +193,9 @@ def _run_job(channel_fd: int, log_fd: int, request_fd: int) -> None:
         os.dup2(log_fd, 2)
         _be_killed_first()
         warnings.simplefilter("default")
-        function, arguments = _loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))
+        with os.fdopen(request_fd, "rb") as request:
+            request.seek(0)
+            function, arguments = _loads(request.read())
         module, _, name = function.partition(":")
         with socket.socket(fileno=channel_fd) as channel:
             _answer(channel, getattr(importlib.import_module(module), name), arguments)

@@ -59,11 +59,11 @@ def test_writing_to_outputs_changes_no_later_call(call) -> None:
 
 def test_what_a_call_made_is_not_copied() -> None:
     x = torch.ones(2, 4)
-    made = torch.jit.script(lambda_of)(x)
+    made = torch.jit.script(transposed_and_increased)(x)
     assert [tensor.data_ptr() for tensor in own_outputs.of_torchscript(made, (x,))] == [t.data_ptr() for t in made]
 
 
-def lambda_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def transposed_and_increased(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.t(), x + 1
 
 

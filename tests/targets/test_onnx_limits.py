@@ -24,6 +24,22 @@ def clamped(x: torch.Tensor) -> Outputs:
         x.double().clamp(min=1e-10),
         x.nan_to_num(0.0, 1e3, -1e3).int().clamp(min=2),
         (x.clamp(max=50.0).softmax(-1)).nan_to_num(0.0),
+        torch.clamp_min(x, x.flip(0)),
+        torch.clamp_max(x.sign().int(), x.sign().flip(1).int()),
+        torch.clamp_min(x.sign().long(), torch.tensor(0)),
+    )
+
+
+def clamped_again(x: torch.Tensor) -> Outputs:
+    one, two = torch.tensor(1.0), torch.tensor(2.0)
+    return (
+        x.clamp(min=0).clamp(max=1),
+        x.clamp(min=-1).clamp(max=2),
+        x.clamp(-3, 3).clamp(-2, 1),
+        x.clamp(-5, 2).clamp(-4, 9),
+        torch.maximum(torch.minimum(x, two), -one),
+        torch.maximum(torch.minimum(x, one), -two),
+        x.clamp(max=1.0).clamp(min=2.0),
     )
 
 
@@ -38,6 +54,11 @@ def sums(x: torch.Tensor) -> Outputs:
 
 def small(x: torch.Tensor) -> Outputs:
     return torch.log1p(x.abs()), torch.expm1(x), torch.log1p(x.abs().double()), torch.expm1(x.double())
+
+
+def halves(x: torch.Tensor) -> Outputs:
+    half = x.clamp(-100, 100).half()
+    return torch.logsumexp(half, -1), half.clamp(min=-1), half.clamp(max=2)
 
 
 def extremes(x: torch.Tensor) -> Outputs:
@@ -60,7 +81,14 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize("function", [clamped, sums, small, extremes])
+def test_half_precision(tmp_path: Path) -> None:
+    module, run = translated(halves, torch.randn(3, 5), {"rows": Range(2, 8), "columns": Range(4, 16)}, tmp_path)
+    x = torch.randn(8, 16) * 10
+    for found, expected in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(torch.as_tensor(found), expected)
+
+
+@pytest.mark.parametrize("function", [clamped, clamped_again, sums, small, extremes])
 def test_values_are_torchs(function: Callable[[torch.Tensor], Outputs], tmp_path: Path) -> None:
     module, run = translated(function, torch.randn(3, 5), {"rows": Range(2, 8), "columns": Range(4, 16)}, tmp_path)
     for x in (torch.randn(3, 5), torch.randn(8, 16) * 10, torch.tensor(ROWS)):

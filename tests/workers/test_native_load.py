@@ -77,8 +77,12 @@ def test_too_many_calls_are_refused(made_bundle: Path) -> None:
 def test_callers_that_cannot_be_started_are_an_error(made_bundle: Path) -> None:
     """A thread's stack takes 1 GB of addresses here, so that few fit."""
     runner, artifact = environment.find_runner(), made_bundle / "trace.pt"
-    command = f'ulimit -s 1000000 && ulimit -v 30000000 && exec "{runner}" bench "{artifact}" --callers 200'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    options = "--callers 200 --threads 1"
+    command = f'ulimit -s 1000000 && ulimit -v 30000000 && exec "{runner}" bench "{artifact}" {options}'
+    one = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=one)
+    if "cannot modify limit" in done.stderr:
+        pytest.skip("the limit of stacks cannot be raised")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "of 200 callers could be started" in done.stderr
 

@@ -78,7 +78,7 @@ CAUSES = (
         "too-many-processes",
         (r"can't start new thread|libgomp: Thread creation failed|pthread_create failed", r"\[Errno 11\] Resource"),
         "The system starts no further process or thread",
-        "raise the limit of processes: ulimit -u, or that of the container",
+        "raise the limit of processes (ulimit -u, or the container's), or --memory-limit if it is set",
     ),
     Cause(
         "killed",
