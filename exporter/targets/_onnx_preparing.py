@@ -14,7 +14,7 @@ from torch import fx
 from torch._higher_order_ops.effects import with_effects
 from torch.export.graph_signature import InputKind, OutputKind
 
-from exporter.targets import _onnx_pooling
+from exporter.targets import _onnx_fourier, _onnx_pooling
 
 aten: Any = torch.ops.aten
 CHECK = aten._linalg_check_errors.default
@@ -28,6 +28,7 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
         if not isinstance(module, fx.GraphModule):
             continue
         _leave_out_checks(module.graph)
+        _onnx_fourier.with_pairs(module.graph)
         for node in module.graph.nodes:
             if node.target in WITH_INFO:
                 _require_one_result(node, "the error codes of linalg.inv_ex and linalg.solve_ex")
