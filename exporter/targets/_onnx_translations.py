@@ -22,6 +22,7 @@ def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
         _onnx_numbers,
         _onnx_pooling,
         _onnx_resizing,
+        _onnx_sampling,
     )
 
     others = (
@@ -35,6 +36,7 @@ def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
         _onnx_numbers,
         _onnx_pooling,
         _onnx_resizing,
+        _onnx_sampling,
     )
     found = dict(itertools.chain(_table().items(), *(other.table().items() for other in others)))
     if opset is not None and opset >= _onnx_attention.ATTENTION_OPSET:
