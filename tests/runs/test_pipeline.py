@@ -494,36 +494,29 @@ def test_what_exports_need_is_preloaded_without_a_gpu(
     assert own[0] == "torch._inductor.compile_fx"
 
 
-def test_a_recipe_that_changes_while_it_is_loaded_is_refused(run: Run, tmp_path: Path) -> None:
-    """The provenance would have the hash of another file than the one that was exported."""
-    recipe = tmp_path / "own.py"
-    recipe.write_text(
+def recipe_that(folder: Path, act: str) -> str:
+    """Write a recipe that does something to its own file while it loads the model; return its name."""
+    (folder / "own.py").write_text(
         "import pathlib\n"
         "import torch\n"
         "class net:\n"
         "    @staticmethod\n"
         "    def load(weights):\n"
-        "        with pathlib.Path(__file__).open('a') as file:\n"
-        "            file.write('# saved in an editor')\n"
+        f"        {act}\n"
         "        return torch.nn.Linear(2, 2)\n"
         "    inputs = staticmethod(lambda: {'input': torch.ones(2, 2)})\n"
     )
+    return f"{folder / 'own'}:net"
+
+
+def test_a_recipe_that_changes_while_it_is_loaded_is_refused(run: Run, tmp_path: Path) -> None:
+    """The provenance would have the hash of another file than the one that was exported."""
+    name = recipe_that(tmp_path, "pathlib.Path(__file__).write_text('# saved in an editor')")
     with pytest.raises(UsageError, match=r"own\.py changed after the run began") as raised:
-        run(f"{recipe.with_suffix('')}:net", "trace")
+        run(name, "trace")
     assert raised.value.remedy == "run it again"
 
 
 def test_a_recipe_that_is_only_touched_is_accepted(run: Run, tmp_path: Path) -> None:
-    recipe = tmp_path / "own.py"
-    recipe.write_text(
-        "import pathlib\n"
-        "import torch\n"
-        "class net:\n"
-        "    @staticmethod\n"
-        "    def load(weights):\n"
-        "        pathlib.Path(__file__).touch()\n"
-        "        return torch.nn.Linear(2, 2)\n"
-        "    inputs = staticmethod(lambda: {'input': torch.ones(2, 2)})\n"
-    )
-    manifest, _ = run(f"{recipe.with_suffix('')}:net", "trace")
+    manifest, _ = run(recipe_that(tmp_path, "pathlib.Path(__file__).touch()"), "trace")
     assert manifest.status == "complete"
