@@ -17,7 +17,7 @@ from exporter.core import causes, source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
 from exporter.core.parity_records import Tolerance
 from exporter.evidence import casts, nonfinite, perturbations
-from exporter.model import custom_ops, mixture_of_experts, tensors, widening
+from exporter.model import custom_ops, mixture_of_experts, placement, tensors, widening
 from exporter.model.tensors import Tensors
 
 Made = TypeVar("Made")
@@ -34,15 +34,13 @@ def run(module: torch.nn.Module, data: Tensors, device: str) -> Tensors:
         return tuple(t.detach().to("cpu", copy=True) for t in module(*(t.to(device, copy=True) for t in data)))
 
 
-def references(
-    module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors], device: str
-) -> tuple[list[Tensors], str]:
+def references(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> tuple[list[Tensors], str]:
     """Return the references for the inputs `data`, and their kind: "float64" or "eager".
 
     `eager` holds the outputs in the model's own precision; they become the references if float64 fails, or has NaN
     where they are finite: code such as `mask.float() * torch.finfo(scores.dtype).min` gives it only there.
     """
-    found, _, kind = references_also(module, data, eager, (), device)
+    found, _, kind = references_also(module, data, eager, ())
     return found, kind
 
 
@@ -51,7 +49,6 @@ def references_also(
     data: Sequence[Tensors],
     eager: Sequence[Tensors],
     unusual: Sequence[tuple[Tensors, Tensors]],
-    device: str,
 ) -> tuple[list[Tensors], list[Tensors | None], str]:
     """Return what `references` does, and between the two the references for unusual inputs, given with their outputs.
 
@@ -67,8 +64,6 @@ def references_also(
         return (found, others, "float64") if usable else (_own(eager), others, "eager")
     except Exception:  # a model that was not written for float64 can raise anything
         return _own(eager), [in_float64(outputs) for _, outputs in unusual], "eager"
-    finally:
-        module.to(device)
 
 
 def _own(eager: Sequence[Tensors]) -> list[Tensors]:
@@ -87,8 +82,7 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
     Weights that do not fit into memory in float64 are widened at each use. If the model fails, its own casts to other
     floating dtypes become casts to float64.
     """
-    module.to("cpu")
-    with mixture_of_experts.dense(module):
+    with placement.on_cpu(module), mixture_of_experts.dense(module):
         if not widening.fits(module):
             try:
                 with widening.at_each_use(module) as others, _in_float64(others):
@@ -99,19 +93,16 @@ def in_double(module: torch.nn.Module, compute: Callable[[], Made]) -> Made:
             return casts.run(module, compute)
 
 
-def attempts(module: torch.nn.Module, data: Sequence[Tensors], device: str, limit_s: float) -> list[nonfinite.Attempt]:
+def attempts(module: torch.nn.Module, data: Sequence[Tensors], limit_s: float) -> list[nonfinite.Attempt]:
     """Run the model in float64 on the CPU for each input, for at most `limit_s` seconds a call.
 
-    Return the outputs for each input, or why there are none. The module is moved back to `device`.
+    Return the outputs for each input, or why there are none.
     """
 
     def compute() -> list[nonfinite.Attempt]:
         return [nonfinite.attempt(lambda given: run(module, in_float64(given), "cpu"), one, limit_s) for one in data]
 
-    try:
-        return in_double(module, compute)
-    finally:
-        module.to(device)
+    return in_double(module, compute)
 
 
 def _widened(module: torch.nn.Module, data: Sequence[Tensors], eager: Sequence[Tensors]) -> list[Tensors]:
@@ -176,7 +167,7 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
     outputs = settled_outputs(module, data, device, tolerance, limit_s)
     if outputs is None:
         return False
-    _, (reference,), _ = references_also(module, (), (), [(data, outputs)], device)
+    _, (reference,), _ = references_also(module, (), (), [(data, outputs)])
     return reference is None or perturbations.settled(outputs, reference, tolerance)  # None: not written for float64
 
 
@@ -203,19 +194,17 @@ def safe_on_gpu(
     """Return the changes of the example that may be tried on the device: on a GPU, those that a CPU accepts.
 
     An index out of range is an exception on a CPU, but ends the whole process's use of a GPU. Changes of floating-point
-    values alone are not tried on the CPU. The module is moved back to `device`.
+    values alone are not tried on the CPU.
     """
     doubtful = [name for name, data in changes.items() if not all(map(_is_float_or_equal, data, example))]
     if device == "cpu" or not doubtful:
         return dict(changes)
-    module.to("cpu")
     try:
-        limit_s = time_limit.of(lambda: run(module, example, "cpu"))
-        refused = {name for name in doubtful if not _accepts(module, changes[name], limit_s)}
+        with placement.on_cpu(module):
+            limit_s = time_limit.of(lambda: run(module, example, "cpu"))
+            refused = {name for name in doubtful if not _accepts(module, changes[name], limit_s)}
     except Exception:  # the model may have kernels for the GPU alone
         refused = set()
-    finally:
-        module.to(device)
     return {name: data for name, data in changes.items() if name not in refused}
 
 

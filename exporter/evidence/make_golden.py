@@ -34,7 +34,7 @@ HIDDEN = "perhaps it uses the clock, Python's random numbers, or hidden state in
 Cases = Sequence[tuple[Sizes, int]]  # the sizes and seed of each case
 MakeInputs = Callable[[Sizes, int], Tensors]  # takes sizes and a seed
 MakeReferences = Callable[  # like `eager.references_also`
-    [torch.nn.Module, Sequence[Tensors], Sequence[Tensors], Sequence[tuple[Tensors, Tensors]], str],
+    [torch.nn.Module, Sequence[Tensors], Sequence[Tensors], Sequence[tuple[Tensors, Tensors]]],
     tuple[list[Tensors], list[Tensors | None], str],
 ]
 
@@ -99,7 +99,7 @@ def make(
     if unsteady and unsteady != NOT_TO_THE_BIT:
         tolerance = replace(tolerance, k=0.0)  # the error of an unrepeatable eager does not measure rounding
     both = [(data, given) for _, data, given in unusual]
-    references, others, kind = make_references(module, list(chosen.values()), outputs, both, device)
+    references, others, kind = make_references(module, list(chosen.values()), outputs, both)
     cases = [
         Case(case, data, given, reference)
         for (case, data), given, reference in zip(chosen.items(), outputs, references, strict=True)
@@ -122,7 +122,7 @@ def nonfinite_of(
     return nonfinite.make(
         made.cases[0].inputs,
         names,
-        lambda given, limit_s: eager.attempts(module, given, device, limit_s),
+        lambda given, limit_s: eager.attempts(module, given, limit_s),
         lambda data: eager.run(module, data, device),
     )
 
@@ -137,7 +137,7 @@ def add_samples(
     for case, data in samples.items():
         with eager.naming(case.name):
             outputs.append(eager.run(module, data, device))
-    references, kind = eager.references(module, list(samples.values()), outputs, device)
+    references, kind = eager.references(module, list(samples.values()), outputs)
     cases = tuple(
         Case(case, data, given, reference)
         for (case, data), given, reference in zip(samples.items(), outputs, references, strict=True)
@@ -204,7 +204,7 @@ def in_precisions(
                 with precision.computing(module, base, outputs, spared) as computes:
                     ours = [case.inputs for case in made.cases]
                     usual = [eager.run(computes, one, device) for one in ours]
-                    wide, kind = eager.references(computes, ours, usual, device)
+                    wide, kind = eager.references(computes, ours, usual)
                     stored = tuple(wide)
                     notes += [f"{name}: {NO_REFERENCE}"] if kind != "float64" else []
             elif base != "int8":

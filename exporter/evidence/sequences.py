@@ -74,7 +74,6 @@ class Calls:
         If the model fails in float64, return eager's own outputs and False.
         """
         wide = [[eager.in_float64(data) for data in sequence] for sequence in given]
-        device = str(next(iter(self.module.model.parameters()), torch.empty(0)).device)
 
         def run_all() -> list[Outputs]:
             return [self.run(sequence, "cpu", Form(torch.float64, "cpu")) for sequence in wide]
@@ -87,7 +86,6 @@ class Calls:
         except Exception:  # a model not written for float64 can raise anything
             return list(map(_widen, outputs, outputs)), False
         finally:
-            self.module.to(device)
             self.held.restore()
 
 
@@ -97,7 +95,6 @@ def nonfinite_of(
     """Call `nonfinite.make` with the first call of a sequence."""
     first = made.cases[0].inputs
     example = first[: len(first) - (len(calls.state.paths) if calls.outside else 0)]
-    own = str(next(iter(calls.module.model.parameters()), torch.empty(0)).device)
 
     def in_double(given: Sequence[Tensors], limit_s: float) -> list[nonfinite.Attempt]:
         def run(data: Tensors) -> Tensors:
@@ -106,7 +103,6 @@ def nonfinite_of(
         try:
             return eager.in_double(calls.module, lambda: [nonfinite.attempt(run, one, limit_s) for one in given])
         finally:
-            calls.module.to(own)
             calls.held.restore()
 
     return nonfinite.make(example, names, in_double, lambda data: calls.run([data], device)[0])

@@ -49,7 +49,7 @@ class References:
     _new: tuple[str, list[Tensors], float] | None = None  # key, references, and the seconds that computing them took
 
     def __call__(
-        self, module: torch.nn.Module, data: Outputs, given: Outputs, unusual: Pairs, device: str
+        self, module: torch.nn.Module, data: Outputs, given: Outputs, unusual: Pairs
     ) -> tuple[list[Tensors], list[Tensors | None], str]:
         """Return what `eager.references_also` returns. `given` has eager's outputs for the inputs `data`."""
         key, outputs = "", [*given, *(outputs for _, outputs in unusual)]
@@ -59,7 +59,7 @@ class References:
             print("the references in float64 are those of an earlier run", flush=True)
             return found[: len(given)], [*found[len(given) :]], "float64"
         started = time.perf_counter()
-        usual, others, kind = eager.references_also(module, data, given, unusual, device)
+        usual, others, kind = eager.references_also(module, data, given, unusual)
         made = [*usual, *(one for one in others if one is not None)]
         known = kind == "float64" and not casts.are_changed(module)  # a later process would not know of the change
         if key and known and self._agree(outputs, made):

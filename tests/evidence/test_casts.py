@@ -52,7 +52,7 @@ class Casting(torch.nn.Module):
 def test_a_model_that_casts_has_references_in_float64(cast: Cast, exact: Cast) -> None:
     module, x = Casting(cast).eval(), torch.randn(3, 8)
     outputs = eager.run(module, (x,), "cpu")
-    (found,), kind = eager.references(module, [(x,)], [outputs], "cpu")
+    (found,), kind = eager.references(module, [(x,)], [outputs])
     layer = module.layer
     expected = torch.nn.functional.linear(exact(x), layer.weight.double(), layer.bias.double())
     assert kind == "float64"
@@ -70,7 +70,7 @@ def test_casts_to_complex_numbers_are_widened_too() -> None:
             return (self.layer(x.to(torch.complex64)),)
 
     module, x = Complex().eval(), torch.randn(3, 8)
-    (found,), kind = eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")], "cpu")
+    (found,), kind = eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")])
     weight, bias = (one.to(torch.complex128) for one in module.layer.parameters())
     assert kind == "float64"
     assert casts.are_changed(module)
@@ -85,7 +85,7 @@ def test_outputs_of_other_dtypes_do_not_matter() -> None:
 
     module, x = Several(torch.Tensor.half).eval(), torch.randn(3, 8)
     outputs = eager.run(module, (x,), "cpu")
-    _, kind = eager.references(module, [(x,)], [outputs], "cpu")
+    _, kind = eager.references(module, [(x,)], [outputs])
     assert kind == "float64"
 
 
@@ -97,7 +97,7 @@ def test_casts_stay_as_they_are_where_they_do_no_harm() -> None:
             return (x.half().to(x.dtype),)
 
     module, x = Rounding(), torch.randn(3, 8)
-    (found,), kind = eager.references(module, [(x,)], [(x.half().float(),)], "cpu")
+    (found,), kind = eager.references(module, [(x,)], [(x.half().float(),)])
     assert kind == "float64"
     assert torch.equal(found[0], x.half().double())
 
@@ -110,7 +110,7 @@ def test_a_model_that_fails_anyway_is_its_own_reference() -> None:
             return (x,)
 
     module, x = OnlyHalf(), torch.randn(3, 8)
-    found, kind = eager.references(module, [(x,)], [(x,)], "cpu")
+    found, kind = eager.references(module, [(x,)], [(x,)])
     assert kind == "eager"
     assert torch.equal(found[0][0], x.double())
     assert module not in casts._casting
@@ -118,8 +118,8 @@ def test_a_model_that_fails_anyway_is_its_own_reference() -> None:
 
 def test_nan_and_infinity_are_tried_with_the_casts_that_the_references_needed() -> None:
     module, x = Casting(torch.Tensor.half).eval(), torch.randn(3, 8)
-    eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")], "cpu")
-    ((found,),) = eager.attempts(module, [(x,)], "cpu", 60)
+    eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")])
+    ((found,),) = eager.attempts(module, [(x,)], 60)
     assert isinstance(found, torch.Tensor)
     assert found.dtype == torch.float64
 
@@ -132,7 +132,7 @@ def test_a_model_that_needs_its_casts_is_its_own_reference() -> None:
 
     module, x = Codes(torch.Tensor.half).eval(), torch.randn(3, 8)
     outputs = eager.run(module, (x,), "cpu")
-    (found,), kind = eager.references(module, [(x,)], [outputs], "cpu")
+    (found,), kind = eager.references(module, [(x,)], [outputs])
     assert kind == "eager"
     assert torch.equal(found[0], outputs[0].double())
 
@@ -141,5 +141,5 @@ def test_weights_are_still_widened_at_each_use(monkeypatch: pytest.MonkeyPatch) 
     """Casts are not why weights that do not fit into memory in float64 would have to be held there."""
     monkeypatch.setattr(widening._allowed, "left", 1000)
     module, x = Flat(Half(), torch.nn.Linear(1024, 1024)).half().eval(), torch.randn(3, 1024)
-    _, kind = eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")], "cpu")
+    _, kind = eager.references(module, [(x,)], [eager.run(module, (x,), "cpu")])
     assert (kind, widening._allowed.left) == ("float64", 1000)

@@ -130,7 +130,7 @@ def test_complex_inputs_are_widened_too() -> None:
     model, data = torch.nn.Linear(4, 3, dtype=torch.complex64), (torch.randn(2, 4, dtype=torch.complex64),)
     module = FlatModule(model, flatten_inputs(model, data)).eval()
     outputs = eager.run(module, data, "cpu")
-    (found,), kind = eager.references(module, [data], [outputs], "cpu")
+    (found,), kind = eager.references(module, [data], [outputs])
     assert kind == "float64"
     exact = data[0].to(torch.complex128) @ model.weight.to(torch.complex128).T + model.bias.to(torch.complex128)
     torch.testing.assert_close(found[0], exact, rtol=1e-12, atol=1e-12)

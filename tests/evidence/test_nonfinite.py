@@ -47,7 +47,7 @@ def make(
     return nonfinite.make(
         example,
         names,
-        lambda given, limit_s: eager.attempts(module, given, "cpu", limit_s),
+        lambda given, limit_s: eager.attempts(module, given, limit_s),
         lambda data: eager.run(module, data, "cpu"),
     )
 

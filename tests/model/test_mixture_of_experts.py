@@ -86,6 +86,6 @@ def test_a_block_in_a_user_module_exports_at_any_size_and_has_a_reference() -> N
     other = torch.randn(3, 11, 16)
     wanted = eager.run(flat, (other,), "cpu")
     torch.testing.assert_close(program.module()(other), wanted, rtol=1e-4, atol=1e-5)
-    references, kind = eager.references(flat, [(other,)], [wanted], "cpu")
+    references, kind = eager.references(flat, [(other,)], [wanted])
     assert kind == "float64"
     torch.testing.assert_close(references[0][0].float(), wanted[0], rtol=1e-4, atol=1e-5)

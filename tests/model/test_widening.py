@@ -142,7 +142,7 @@ def module_of(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def reference(module: nn.Module, data: torch.Tensor) -> tuple[list[Tensors], str]:
-    return eager.references(module, [(data,)], [eager.run(module, (data,), "cpu")], "cpu")
+    return eager.references(module, [(data,)], [eager.run(module, (data,), "cpu")])
 
 
 def is_widened_at_each_use(module: nn.Module, data: torch.Tensor) -> Tensors:

@@ -82,7 +82,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         def run(one: Any) -> Any:
             return tuple(map(change, eager.run(module, one, "cpu")))
 
-        made = references(module, data, [run(one) for one in data], [(one, run(one)) for one in UNUSUAL], "cpu")
+        made = references(module, data, [run(one) for one in data], [(one, run(one)) for one in UNUSUAL])
         references.keep()
         assert list(work.iterdir()) == [file]
         return made
