@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from exporter.core.parity_records import CaseRecord, Tolerance
 
+# The one reason for an eager that is not repeatable which leaves its error a measure of rounding.
+NOT_TO_THE_BIT = "perhaps a kernel is not deterministic, or it uses the clock, Python's random numbers or hidden state"
+STEADY = ("", NOT_TO_THE_BIT)
+
 
 @dataclass(frozen=True)
 class Findings:

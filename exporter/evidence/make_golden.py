@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -12,24 +13,19 @@ from exporter.core.errors import ExporterError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
-from exporter.evidence import eager, golden, nonfinite, operations, perturbations
-from exporter.evidence.findings import Findings
+from exporter.evidence import eager, golden, nonfinite, operations, perturbations, repeatability
+from exporter.evidence.findings import NOT_TO_THE_BIT, Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.model import precision
-from exporter.model.state import snapshot
-from exporter.model.state.search import alike
-from exporter.model.state.snapshot import Snapshot
-from exporter.model.tensors import Tensors, is_inexact
+from exporter.model.tensors import Tensors
 
 CASE_OPERATIONS = 300e9  # limit of one case, in floating-point operations: a few seconds in float64 on two cores
 CASE_BYTES = 100e6  # limit of one case's inputs
-NOT_TO_THE_BIT = "perhaps a kernel is not deterministic, or it uses the clock, Python's random numbers or hidden state"
 NO_REFERENCE = "these weights have no float64 reference, so they are judged by eager's outputs in float32"
 WORSE = (
     "is less accurate with layers in float32 than without, because such a layer returns float32 values, which are "
     "rounded at its border; artifacts are compared with float32 instead"
 )
-HIDDEN = "perhaps it uses the clock, Python's random numbers, or hidden state in a global, a closure or a C++ object"
 
 Cases = Sequence[tuple[Sizes, int]]  # the sizes and seed of each case
 MakeInputs = Callable[[Sizes, int], Tensors]  # takes sizes and a seed
@@ -91,11 +87,16 @@ def make(
             continue
         if given is not None:
             unusual.append((plan.changed(change), data, given))
-    outputs = []
+    outputs, numbers = [], repeatability.generators(device)
     for case, data in chosen.items():
         with eager.naming(case.name):
             outputs.append(eager.run(module, data, device))
-    unsteady = _unsteady(module, example, outputs[0], device)
+    draws = repeatability.generators(device) != numbers
+    unsteady = repeatability.unsteady(module, example, outputs[0], device)
+    if draws and not unsteady:
+        calls = [partial(eager.run, module, data, device) for data in chosen.values()]
+        unsteady, said = repeatability.drawn(list(zip(calls, outputs, strict=True)))
+        notes += said
     if unsteady and unsteady != NOT_TO_THE_BIT:
         tolerance = replace(tolerance, k=0.0)  # the error of an unrepeatable eager does not measure rounding
     both = [(data, given) for _, data, given in unusual]
@@ -245,24 +246,6 @@ def is_worse(made: Golden, kept: Sequence[Tensors], plain: Sequence[Tensors], to
     return False
 
 
-def _unsteady(module: torch.nn.Module, data: Tensors, outputs: Tensors, device: str) -> str:
-    """Return why eager returns other outputs at a second call; "" if it is repeatable."""
-    numbers, held = _generator_states(device), Snapshot(module)
-    again = eager.run(module, data, device)
-    if all(_same(a, b) for a, b in zip(again, outputs, strict=True)):
-        return ""
-    if not all(map(torch.equal, numbers, _generator_states(device))):
-        return "the model draws random numbers"
-    if changed := [snapshot.name(path).removeprefix("model.") for path in held.changes()]:
-        return f"the model changes its {', '.join(changed[:3])} at each call"
-    return NOT_TO_THE_BIT if alike(again, outputs) else HIDDEN
-
-
-def _generator_states(device: str) -> list[torch.Tensor]:
-    """Return the states of the random number generators that a model on the device draws from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else [])]
-
-
 class Limit:
     """Estimates the cost of a case from the floating-point operations of the example, independent of the machine."""
 
@@ -294,7 +277,3 @@ def _halved(size: int, least: int, bounds: Range) -> int:
     if bounds.choices:
         return max(lower, default=size)
     return min(size, max(least, size // 2 // bounds.multiple_of * bounds.multiple_of))
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.nan_to_num(), b.nan_to_num()) if is_inexact(a) else torch.equal(a, b)

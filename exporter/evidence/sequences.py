@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from exporter.core import precisions, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
-from exporter.evidence import casts, eager, golden, make_golden, nonfinite, perturbations
+from exporter.evidence import casts, eager, golden, make_golden, nonfinite, perturbations, repeatability
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.evidence.make_golden import MakeInputs
@@ -132,9 +133,16 @@ def make(
                 chosen[plan.changed(change)] = given
         except time_limit.OutOfTime:
             notes.append(time_limit.said(f"the values are {change}", limit_s))
+    numbers = repeatability.generators(device)
     made, wide = _run(calls, chosen, device)
+    draws = repeatability.generators(device) != numbers
     repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
-    unsteady = "" if repeats else "the model draws random numbers"
+    unsteady = "" if repeats else repeatability.DRAWS
+    if draws and not unsteady:
+        again = [partial(_joined_run, calls, given, device) for given in chosen.values()]
+        outputs = [_joined([case.eager for case in sequence]) for sequence in made]
+        unsteady, said = repeatability.drawn(list(zip(again, outputs, strict=True)))
+        notes += said
     if unsteady:
         tolerance = replace(tolerance, k=0.0)
     noise = golden.noise([case for sequence in made[:planned] for case in sequence])
@@ -143,6 +151,14 @@ def make(
     reference = "float64" if wide else "eager"
     findings = Findings(records, reference, tolerance, noise, unsteady, tuple(dict.fromkeys(notes)))
     return Golden(flat, tolerance), findings
+
+
+def _joined_run(calls: Calls, given: Outputs, device: str) -> Tensors:
+    return _joined(calls.run(given, device))
+
+
+def _joined(outputs: Outputs) -> Tensors:
+    return tuple(one for call in outputs for one in call)
 
 
 def _run(calls: Calls, chosen: Mapping[CaseRecord, Outputs], device: str) -> tuple[list[list[Case]], bool]:
