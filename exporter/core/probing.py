@@ -140,6 +140,23 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes
     return list(unique.values())
 
 
+def level(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
+    """Return sizes of which as many as possible are equal, near the example's; the example's if no two can be."""
+    tried = {size for name, r in symbols.items() for size in (base[name], *probes(base[name], r), *ends(base[name], r))}
+    best = dict(base)
+    for size in sorted(tried, key=lambda size: (size < 2, sum(abs(size - base[name]) for name in symbols), size)):
+        equal = [name for name, bounds in symbols.items() if bounds.allows(size)]
+        if len(equal) > max(1, _equal(best, symbols)):
+            best = {**base, **dict.fromkeys(equal, size)}
+    return best
+
+
+def _equal(sizes: Sizes, symbols: Mapping[str, Range]) -> int:
+    """Return how many of the symbols have the commonest size."""
+    own = [sizes[name] for name in symbols]
+    return max(map(own.count, own), default=0)
+
+
 def nearest(size: int, bounds: Range) -> int:
     """Return the allowed size that is nearest to `size`."""
     if bounds.choices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,13 +43,23 @@ def find(
     if not trial.right(graph, base):
         return []  # either wrong everywhere, which the golden will show, or not repeatable
     found = [*_steps(captured, graph, trial, contract), *_bounds(captured, graph, trial, contract)]
-    found += _conditions(captured, graph, trial, narrow(contract, (one for one in found if one.of == "graph")), holds)
-    alone = narrow(contract, (one for one in found if one.of == "graph"))
-    joint = _jointly(captured, graph, trial, alone, holds)
-    place = next(filter(None, (_place(captured, one.symbol, contract) for one in joint)), "")
+    whole = _graph(contract, found)
+    alone = list(_conditions(captured, graph, trial, whole, holds))
+    joint, places = [], [""]
+    if clash := _clash(graph, trial, _graph(whole, alone), holds):
+        joint = _jointly(trial, _graph(whole, alone), holds, clash)
+        if not joint and (joint := _apart(trial, whole, holds)):
+            places = [one.place for one in alone]
+            alone = [one for one in alone if one.symbol not in {other.symbol for other in joint}]
+    place = next(filter(None, (*(_place(captured, one.symbol, contract) for one in joint), *places)), "")
     joint = [replace(one, place=place) for one in joint]
-    found = [one for one in found if not any(_replaces(other, one) for other in joint)] + joint
-    return [*found, *_guards(captured, trial, narrow(contract, (one for one in found if one.of == "graph")))]
+    found = [one for one in (*found, *alone) if not any(_replaces(other, one) for other in joint)] + joint
+    return [*found, *_guards(captured, trial, _graph(contract, found))]
+
+
+def _graph(contract: Contract, found: Iterable[Narrowing]) -> Contract:
+    """Return the contract in whose ranges the graph is right."""
+    return narrow(contract, (one for one in found if one.of == "graph"))
 
 
 @dataclass(frozen=True)
@@ -119,25 +129,28 @@ def _conditions(
                 yield Narrowing(name, found, captured.place(name, wrong[0], 1))
 
 
-def _jointly(
-    captured: Captured, graph: torch.nn.Module, trial: _Trial, contract: Contract, holds: guards.Holds
-) -> list[Narrowing]:
-    """Return narrower ranges for sizes that depend on each other, such as `width <= height`, if the graph is wrong at
-    sizes that do not hold together.
+def _clash(graph: torch.nn.Module, trial: _Trial, contract: Contract, holds: guards.Holds) -> list[str]:
+    """Return the symbols that depend on each other, such as `width <= height`, if the graph is wrong at sizes that do
+    not hold together.
     """
-    if not holds(trial.base):
-        return []
-    found = guards.clashes(holds, trial.base, contract.symbols)
+    found = guards.clashes(holds, trial.base, contract.symbols) if holds(trial.base) else []
     wrong = [sizes for sizes in found if not trial.right(graph, sizes)]
-    if not wrong:
-        return []
-    involved = {name: r for name, r in contract.symbols.items() if any(one[name] != trial.base[name] for one in wrong)}
-    together = guards.jointly(holds, trial.base, involved)
-    return [
-        Narrowing(name, together[name])
-        for name, promised in contract.symbols.items()
-        if name in together and together[name] != promised
-    ]
+    return [name for name in contract.symbols if any(one[name] != trial.base[name] for one in wrong)]
+
+
+def _jointly(trial: _Trial, contract: Contract, holds: guards.Holds, names: list[str]) -> list[Narrowing]:
+    """Return narrower ranges for sizes that depend on each other."""
+    involved = {name: contract.symbols[name] for name in names}
+    return _narrower(contract, guards.jointly(holds, trial.base, involved))
+
+
+def _apart(trial: _Trial, contract: Contract, holds: guards.Holds) -> list[Narrowing]:
+    """Return narrower ranges that keep sizes apart, as `height != width` needs; also of sizes that break one alone."""
+    return _narrower(contract, guards.apart(holds, trial.base, contract.symbols))
+
+
+def _narrower(contract: Contract, ranges: Mapping[str, Range]) -> list[Narrowing]:
+    return [Narrowing(name, ranges[name]) for name, r in contract.symbols.items() if ranges.get(name, r) != r]
 
 
 def _place(captured: Captured, name: str, contract: Contract) -> str:

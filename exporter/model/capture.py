@@ -24,7 +24,7 @@ from exporter.core.contract_records import Contract
 from exporter.core.errors import Blame, ExportError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit
-from exporter.core.size_range import Range
+from exporter.core.size_range import Range, Sizes
 from exporter.model import (
     causal_masks,
     clamped_slices,
@@ -79,6 +79,7 @@ class Program:
     make_samples: Callable[[], Samples] = lambda: ([], [])
     make_at: Callable[[dict[str, int]], Tensors] | None = None  # inputs like the example, at these sizes
     whole: Contract | None = None  # what the module takes, if the exported program takes less
+    excluded: tuple[Sizes, ...] = ()  # some sizes that only the module takes
     part_of: torch.export.ExportedProgram | None = None  # the program whose settings apply, if this is a part of it
     loading_s: float = 0.0
     used_capture: bool = False
@@ -100,6 +101,7 @@ class Program:
             between = [size for size in sizes[low:high][: 2 * narrow.multiple_of + 1] if not narrow.allows(size)]
             for size in dict.fromkeys((*between[:2], *below[:1], *below[-1:], *above[:1])):
                 yield self.make_at({name: size})
+        yield from map(self.make_at, self.excluded)
 
     @property
     def keeps_state(self) -> bool:

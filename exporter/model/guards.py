@@ -27,6 +27,8 @@ FAR = 16  # how many times more elements than the example a case may have
 CASES = 2  # cases per symbol, and of combinations
 CLASHES = 4  # combinations to try
 ORDERS = 24  # of symbols that depend on each other
+FEW, MANY = 4, 64  # sizes of two symbols to evaluate together
+CUTS = 64  # how often ranges are cut until no combination is left at which the graph does not hold
 
 
 def conditions(program: torch.export.ExportedProgram, contract: Contract) -> Holds:
@@ -106,8 +108,27 @@ def _together(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[S
     ends = itertools.product(*({one[0], one[-1]} for one in sizes.values())) if len(sizes) < 8 else ()
     chosen = [*ends, *(tuple(drawn.choice(one) for one in sizes.values()) for _ in range(COMBINED))]
     combined = [{**base, **dict(zip(sizes, one, strict=True))} for one in chosen]
+    combined += _pairs(base, symbols)
     others = [one for one in combined if not holds(one) and all(holds({**base, n: one[n]}) for n in sizes)]
     return sorted(others, key=lambda one: _distance(one, base))
+
+
+def _pairs(base: Sizes, symbols: Mapping[str, Range]) -> Iterator[Sizes]:
+    """Yield the example with two other sizes: a few of one symbol, each with many of the other, an equal one included.
+
+    Combinations drawn at random would hardly ever meet a condition such as `height != width`.
+    """
+    for one, other in itertools.permutations(symbols, 2):
+        for size in _spread(symbols[one].sizes, FEW):
+            equal = [size] if symbols[other].allows(size) else []
+            for another in (*equal, *_spread(symbols[other].sizes, MANY)):
+                yield {**base, one: size, other: another}
+
+
+def _spread(sizes: Sequence[int], count: int) -> Sequence[int]:
+    """Return at most `count` sizes at even distances, and the last one."""
+    step = -(-len(sizes) // count)
+    return [*sizes[: len(sizes) - 1 : step], sizes[-1]]
 
 
 def clashes(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
@@ -142,6 +163,40 @@ def jointly(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str
         whole = all(len(one.sizes) > 1 for one in found.values()) and not _together(holds, base, found)
         best = found if whole and _combinations(found) > _combinations(best) else best
     return best
+
+
+def apart(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str, Range]:
+    """Return ranges of these symbols without any combination of sizes, as far as evaluated, that breaks a condition.
+
+    The range of one symbol ends before the nearest such combination, on the example's side; that of the symbol with
+    which most combinations remain. There are none if that leaves one size of a symbol.
+    """
+    found = dict(symbols)
+    for _ in range(CUTS):
+        alone = (
+            {**base, name: size}
+            for name in found
+            for size in itertools.islice(broken(holds, name, base, found[name]), 1)
+        )
+        wrong = next(itertools.chain(alone, _together(holds, base, found)), None)
+        if wrong is None:
+            return found
+        cuts = [
+            {**found, name: _before(found[name], wrong[name], base[name])}
+            for name in found
+            if wrong[name] != base[name]
+        ]
+        left = [one for one in cuts if all(len(bounds.sizes) > 1 for bounds in one.values())]
+        if not left:
+            return {}
+        found = max(left, key=_combinations)
+    return {}
+
+
+def _before(bounds: Range, size: int, base: int) -> Range:
+    """Return the part of a range on the example's side of a size."""
+    step = bounds.multiple_of
+    return bounds.within(bounds.min, size - step) if size > base else bounds.within(size + step, bounds.max)
 
 
 def _holds_at(holds: Holds, corners: Sequence[Sizes], sizes: Sizes) -> bool:

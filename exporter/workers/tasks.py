@@ -26,6 +26,7 @@ from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
 from exporter.evidence import eager as eager_calls
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
+from exporter.evidence.diagnosis import outside
 from exporter.evidence.findings import Findings
 from exporter.model import (
     capture,
@@ -120,6 +121,8 @@ def _planned(
     for narrowed in captured.narrowings:
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]
+    if not captured.programs:  # whose conditions would tell sizes that must differ
+        plan.append((probing.level(loaded.base, loaded.symbols), 0))
     plan += [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
     return tuple(plan)
 
@@ -247,6 +250,7 @@ class _Captures:
     limits: dict[SizeLimit, None] = field(default_factory=dict)
     ops: dict[str, None] = field(default_factory=dict)
     checks: dict[str, None] = field(default_factory=dict)  # lines of checks of values that programs leave out
+    programs: int = 0
     violations: list[Sizes] = field(default_factory=list)  # sizes at which a program does not or may not hold
 
 
@@ -271,6 +275,7 @@ def _capture(job: Job, loaded: LoadedModel, found: Contract, sizes: dict[str, in
             reason = f"torch.export.save: {source_lines.summary(error)}"
             NoProgram(reason, made=True, blame=source_lines.blame(error)).write(file)
         made.ops |= dict.fromkeys(custom_ops.of_exported(captured.program))
+        made.programs += 1
     return made
 
 
@@ -292,7 +297,8 @@ def _capture_one(
     made.limits |= dict.fromkeys(narrowing.limits(captured, found, base))
     made.narrowings += found
     made.checks |= dict.fromkeys(captured.checks)
-    made.violations += narrowing.violations(captured, loaded.module, inputs, promised, base, job.options.device)
+    for within in (promised, contract.narrow(promised, (one for one in found if one.of == "graph"))):
+        made.violations += narrowing.violations(captured, loaded.module, inputs, within, base, job.options.device)
     return captured
 
 
@@ -341,6 +347,7 @@ def capture_again(job: Job) -> Prepared:
         limits=tuple(captured.limits),
         ops=tuple(captured.ops),
         narrowings=tuple(captured.narrowings),
+        plan=tuple((sizes, 0) for sizes in captured.violations),
     )
 
 
@@ -404,6 +411,8 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
     name, sizes = contract.specialized(stamped), prepared.capture_sizes
     program = made(stamped, sizes, job.exported_file)
     program.whole = whole
+    tried = (sizes for sizes, _ in prepared.plan)
+    program.excluded = tuple(sizes for sizes in tried if outside(sizes, stamped) and not outside(sizes, whole))
     program.entries = {
         size: made(contract.entry(stamped, size), sizes | {name: size}, job.entry_file(size))
         for size in _entries(stamped)

@@ -546,3 +546,18 @@ def test_further_sizes_may_fail() -> None:
 
     (found,) = probed(shape, base={"n": 1600}, symbols={"n": Range(50, 1600)})
     assert found.shape == ("(n-10)//20",)
+
+
+@pytest.mark.parametrize(
+    ("base", "ranges", "found"),
+    [
+        ({"h": 6, "w": 9}, {"h": Range(2, 16), "w": Range(2, 16)}, {"h": 6, "w": 6}),
+        ({"n": 1, "s": 100}, {"n": Range(1, 8), "s": Range(1, 512)}, {"n": 2, "s": 2}),
+        ({"n": 2, "s": 100}, {"n": Range(1, 8), "s": Range(64, 512)}, {"n": 2, "s": 100}),  # no size of both
+        ({"n": 4, "s": 4}, {"n": Range(1, 8), "s": Range(1, 8)}, {"n": 4, "s": 4}),
+        ({"n": 4}, {"n": Range(1, 8)}, {"n": 4}),
+        ({}, {}, {}),
+    ],
+)
+def test_equal_sizes(base: dict[str, int], ranges: dict[str, Range], found: dict[str, int]) -> None:
+    assert probing.level(base, ranges) == found

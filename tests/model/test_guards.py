@@ -73,6 +73,25 @@ def test_sizes_that_depend_on_each_other_get_the_largest_ranges_that_hold_togeth
     assert guards.jointly(lambda sizes: sizes["h"] - sizes["w"] == 8, base, both) == {}  # one size each
 
 
+def test_sizes_that_must_differ_are_kept_apart() -> None:
+    """Drawn at random, two of 1024 sizes each are hardly ever equal."""
+
+    def differ(sizes: Sizes) -> bool:
+        return sizes["h"] != sizes["w"]
+
+    base, promised = {"h": 6, "w": 9, "n": 2}, {"h": Range(2, 16), "w": Range(2, 16), "n": Range(1, 4)}
+    assert guards.clashes(differ, {**base, "h": 600, "w": 900}, {"h": Range(2, 800), "w": Range(2, 1024)})
+    both = {name: Range(2, 16, multiple_of=step) for name, step in (("h", 2), ("w", 1))}
+    assert guards.jointly(differ, base, both) == {}  # any even height may equal a width above 9
+    found = guards.apart(differ, base, promised)
+    assert found["n"] == promised["n"]
+    assert max(found["h"].sizes) < min(found["w"].sizes)
+    assert found["h"].allows(6)
+    assert found["w"].allows(9)
+    assert len(found["h"].sizes) * len(found["w"].sizes) > 40
+    assert guards.apart(lambda sizes: sizes["h"] == sizes["w"], {**base, "h": 9}, promised) == {}  # one size each
+
+
 def test_conditions_of_a_program() -> None:
     class Even(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,15 @@ class Wider(nn.Module):
         return x * 2 if x.shape[1] <= x.shape[0] else -x
 
 
+class Square(nn.Module):
+    """Computes something else for squares, as DINO's positions do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] == x.shape[2]:
+            return x + x.transpose(1, 2)
+        return x * 2
+
+
 class Halves(nn.Module):
     """Runs two batches as one; torch.export excludes a batch of 1, without need."""
 
@@ -220,6 +229,15 @@ class seventh(_Row):
 class taller(_Image):
     sizes = {"batch": (1, 4), "height": (16, 80), "width": (16, 80)}
     load = staticmethod(lambda weights: Taller())
+
+
+class square:
+    sizes = {"batch": (1, 4), "height": (2, 16), "width": (2, 16)}
+    load = staticmethod(lambda weights: Square())
+
+    @staticmethod
+    def inputs(batch: int = 2, height: int = 6, width: int = 9) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, height, width, 3)}
 
 
 class least(_Row):

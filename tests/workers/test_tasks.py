@@ -131,6 +131,31 @@ def test_sizes_that_depend_on_each_other_are_narrowed_together() -> None:
     assert all(one.place == line_of(stepped.Wider, "return x * 2") for one in found)
 
 
+def test_sizes_that_must_differ_are_narrowed_apart() -> None:
+    dims, sizes = (2, "height", "width"), {"height": 6, "width": 9}
+    _, found = captured(stepped.Square(), *dims, sizes=sizes, height=Range(2, 16), width=Range(2, 16))
+    height, width = (one.bounds for one in found)
+    assert max(height.sizes) < min(width.sizes)
+    assert len(height.sizes) * len(width.sizes) > 40
+    assert all(one.place == line_of(stepped.Square, "if x.shape") for one in found)
+
+
+@pytest.mark.parametrize("names", ["trace", "trace,export"], ids=["without a program", "with a program"])
+def test_a_branch_on_equal_sizes_is_not_promised(run: Run, names: str) -> None:
+    """Such a trace passed: the golden had no two equal sizes of this recipe."""
+    manifest, place = run("stepped:square", names)
+    for variant in manifest.variants:
+        if names == "trace":
+            assert variant.status == "failed"
+            continue
+        assert variant.status == "passed", variant.reason
+        promised = variant.contract.symbols
+        assert not set(promised["height"].sizes) & set(promised["width"].sizes)
+        artifact = exporter.open_artifact(place / variant.artifact.path)
+        with pytest.raises(ContractError):
+            artifact(torch.ones(2, 12, 12, 3))
+
+
 def test_a_step_with_an_offset_is_only_a_warning() -> None:
     made, found = captured(stepped.Pool(), 2, 3, "height", 20, sizes={"height": 25}, height=Range(12, 64))
     assert [one for one in found if one.of != "guards"] == []
