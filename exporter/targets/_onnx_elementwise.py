@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 BOOL, DOUBLE = 9, 11  # ONNX's numbers of data types
+
+
+def exact_sigmoid(inp: torch.Tensor) -> torch.Tensor:
+    """Return the sigmoid for a logarithm: that of onnxruntime is 0 below -18, and inexact from -7 on."""
+    return inp.sigmoid()
 
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
     import torch
     from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops import common, core
+    from onnxscript.function_libs.torch_lib.ops import common, core, special
 
     ops: Any = opset18
 
@@ -30,8 +38,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         # torch's translation is -pi, not pi, for 0 and a negative number, and 0 for NaN
         zero, pi = (common.constant(number, dtype=one.dtype) for number in (0.0, math.pi))
         above, right = (ops.Not(ops.Or(ops.Less(x, zero), ops.Less(ops.Reciprocal(x), zero))) for x in (one, other))
-        both = ops.And(ops.Equal(one, zero), ops.Equal(other, zero))
-        slope = ops.Where(both, one, ops.Div(one, other))
+        diagonal = ops.Where(ops.Equal(one, zero), one, ops.Mul(ops.Sign(one), ops.Sign(other)))  # infinities too
+        slope = ops.Where(ops.Equal(ops.Abs(one), ops.Abs(other)), diagonal, ops.Div(one, other))
         return ops.Add(ops.Atan(slope), ops.Where(right, zero, ops.Where(above, pi, ops.Neg(pi))))
 
     def div_mode(one: Any, other: Any, rounding_mode: str | None = None) -> Any:
@@ -92,8 +100,34 @@ def table() -> dict[Any, Callable[..., Any]]:
         ratio = ops.Where(ops.Equal(smaller, larger), unit, ops.Div(smaller, larger))  # two zeros or infinities too
         return ops.Mul(larger, ops.Sqrt(ops.Add(unit, ops.Mul(ratio, ratio))))
 
+    def sigmoid(inp: Any) -> Any:
+        one = common.constant(1.0, dtype=inp.dtype)
+        return ops.Div(one, ops.Add(one, ops.Exp(ops.Neg(inp))))
+
+    def sign(inp: Any) -> Any:
+        if not inp.dtype.is_floating_point():
+            return core.aten_sign(inp)
+        return ops.Where(ops.IsNaN(inp), common.constant(0.0, dtype=inp.dtype), ops.Sign(inp))  # as torch has it
+
+    def heaviside(inp: Any, values: Any) -> Any:
+        zero = common.constant(0, dtype=inp.dtype)
+        return ops.Where(ops.Equal(inp, zero), values, ops.Cast(ops.Greater(inp, zero), to=inp.dtype))
+
+    def xlogy(one: Any, other: Any) -> Any:
+        usual = special.aten_special_xlogy(one, other)
+        return ops.Where(ops.IsNaN(other), other, usual) if other.dtype.is_floating_point() else usual
+
+    def logit(inp: Any, eps: float | None = None) -> Any:
+        usual = core.aten_logit(inp, eps)
+        return usual if eps is None else ops.Where(ops.IsNaN(inp), inp, usual)
+
     aten: Any = torch.ops.aten
     return {
+        exact_sigmoid: sigmoid,
+        aten.sign.default: sign,
+        aten.heaviside.default: heaviside,
+        aten.xlogy.Tensor: xlogy,
+        aten.logit.default: logit,
         aten.div.Tensor_mode: div_mode,
         aten.div.Scalar_mode: div_mode,
         aten.floor_divide.default: floor_divide,
@@ -120,11 +154,13 @@ def logaddexp(one: Any, other: Any, dtype: Any, base: float = math.e) -> Any:
     from onnxscript import opset18
     from onnxscript.function_libs.torch_lib.ops import common
 
+    from exporter.targets import _onnx_limits
+
     ops: Any = opset18
     larger, smaller = ops.Max(one, other), ops.Min(one, other)
-    zero, unit, factor = (common.constant(number, dtype=dtype) for number in (0.0, 1.0, math.log(base)))
+    zero, factor = (common.constant(number, dtype=dtype) for number in (0.0, math.log(base)))
     apart = ops.Where(ops.Equal(one, other), zero, ops.Sub(smaller, larger))  # infinities too
-    rest = ops.Log(ops.Add(unit, ops.Exp(ops.Mul(apart, factor))))
+    rest = _onnx_limits.log1p(ops.Exp(ops.Mul(apart, factor)), dtype)
     return ops.Add(larger, ops.Div(rest, factor))
 
 

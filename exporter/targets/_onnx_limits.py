@@ -51,15 +51,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         found = ops.Add(ops.Log(total), most)
         return found if keepdim else ops.Squeeze(found, axes)
 
-    def log1p(inp: Any) -> Any:
-        # near 0, the logarithm of 1 + x is that of a rounded x: correct it in proportion
-        if not inp.dtype.is_floating_point():
-            return core.aten_log1p(inp)
-        zero, half, one = (common.constant(number, dtype=inp.dtype) for number in (0.0, 0.5, 1.0))
-        total = ops.Add(inp, one)
-        found, rounded = ops.Log(total), ops.Sub(total, one)
-        exact = ops.Where(ops.Equal(rounded, zero), inp, ops.Mul(inp, ops.Div(found, rounded)))
-        return ops.Where(ops.Less(ops.Abs(inp), half), exact, found)
+    def log1p_of(inp: Any) -> Any:
+        return log1p(inp, inp.dtype) if inp.dtype.is_floating_point() else core.aten_log1p(inp)
 
     def expm1(inp: Any) -> Any:
         # near 0, the rounded power belongs to another x, its logarithm: correct it in proportion
@@ -79,9 +72,22 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.clamp_min.Tensor: clamp_min_tensor,
         aten.clamp_max.Tensor: clamp_max_tensor,
         aten.logsumexp.default: logsumexp,
-        aten.log1p.default: log1p,
+        aten.log1p.default: log1p_of,
         aten.expm1.default: expm1,
     }
+
+
+def log1p(inp: Any, dtype: Any) -> Any:
+    """Return the logarithm of 1 + x; near 0 that of a rounded x, corrected in proportion."""
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops import common
+
+    ops: Any = opset18
+    zero, half, one = (common.constant(number, dtype=dtype) for number in (0.0, 0.5, 1.0))
+    total = ops.Add(inp, one)
+    found, rounded = ops.Log(total), ops.Sub(total, one)
+    exact = ops.Where(ops.Equal(rounded, zero), inp, ops.Mul(inp, ops.Div(found, rounded)))
+    return ops.Where(ops.Less(ops.Abs(inp), half), exact, found)
 
 
 def scatter_extreme(inp: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:

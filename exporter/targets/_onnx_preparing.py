@@ -14,11 +14,17 @@ from torch import fx
 from torch._higher_order_ops.effects import with_effects
 from torch.export.graph_signature import InputKind, OutputKind
 
-from exporter.targets import _onnx_fourier, _onnx_pooling
+from exporter.targets import _onnx_elementwise, _onnx_fourier, _onnx_pooling
 
 aten: Any = torch.ops.aten
 CHECK = aten._linalg_check_errors.default
 ADAPTIVE_MAX = (aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+LOGARITHMS = (aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default)
+SMALL_CHANGES = (
+    *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.neg.default),
+    *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.maximum.default, aten.mul.Tensor),
+    *(aten.where.self, aten._to_copy.default, aten.view.default, aten.squeeze.dim, aten.unsqueeze.default),
+)
 WITH_INFO = (aten.linalg_inv_ex.default, aten._linalg_solve_ex.default)
 
 
@@ -34,6 +40,9 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
                 _require_one_result(node, "the error codes of linalg.inv_ex and linalg.solve_ex")
             elif node.target is aten.add.Tensor:
                 _add_flags(node)
+            elif node.target is aten.sigmoid.default and node.meta["val"].dtype == node.args[0].meta["val"].dtype:
+                if _reaches_log(node):
+                    node.target = _onnx_elementwise.exact_sigmoid
             elif node.target in ADAPTIVE_MAX:
                 image, sizes = node.args
                 if _onnx_pooling.equal_windows(image.meta["val"].shape, sizes) is None:
@@ -64,6 +73,12 @@ def _add_flags(node: fx.Node) -> None:
         and all(getattr(value, "dtype", None) is torch.bool for value in values)
     ):
         node.target, node.kwargs = aten.logical_or.default, {}
+
+
+def _reaches_log(node: fx.Node, steps: int = 4) -> bool:
+    """Return whether the logarithm is taken of a result, perhaps after a sum or a limit."""
+    users = [user for user in node.users if user.target in (*LOGARITHMS, *SMALL_CHANGES)]
+    return any(user.target in LOGARITHMS or (steps and _reaches_log(user, steps - 1)) for user in users)
 
 
 def _leave_out_tokens(program: torch.export.ExportedProgram) -> None:

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+MODULES = (
+    *("attention", "bits", "cumulative", "diagonals", "elementwise", "fourier", "limits", "numbers", "pooling"),
+    *("resizing", "sampling"),
+)  # that have translations, too
 FLOAT, UINT8, INT32, INT64, BOOL, DOUBLE = 1, 2, 6, 7, 9, 11  # ONNX's numbers of data types
 
 
 def table(opset: int | None = None) -> dict[Any, Callable[..., Any]]:
     """Return the translation of each operator, as `torch.onnx.export` takes them."""
-    from exporter.targets import (
-        _onnx_attention,
-        _onnx_bits,
-        _onnx_cumulative,
-        _onnx_diagonals,
-        _onnx_elementwise,
-        _onnx_fourier,
-        _onnx_limits,
-        _onnx_numbers,
-        _onnx_pooling,
-        _onnx_resizing,
-        _onnx_sampling,
-    )
+    from exporter.targets import _onnx_attention
 
-    others = (
-        _onnx_attention,
-        _onnx_bits,
-        _onnx_cumulative,
-        _onnx_diagonals,
-        _onnx_elementwise,
-        _onnx_fourier,
-        _onnx_limits,
-        _onnx_numbers,
-        _onnx_pooling,
-        _onnx_resizing,
-        _onnx_sampling,
-    )
+    others = [importlib.import_module(f"exporter.targets._onnx_{name}") for name in MODULES]
     found = dict(itertools.chain(_table().items(), *(other.table().items() for other in others)))
     if opset is not None and opset >= _onnx_attention.ATTENTION_OPSET:
         return {operator: found[operator] for operator in found if operator not in _onnx_attention.table()}
