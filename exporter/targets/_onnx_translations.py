@@ -9,7 +9,7 @@ from typing import Any
 
 MODULES = (
     *("attention", "bits", "cumulative", "diagonals", "elementwise", "fourier", "limits", "losses", "numbers"),
-    *("pooling", "reductions", "resizing", "sampling"),
+    *("pooling", "reductions", "resizing", "sampling", "special"),
 )  # that have translations, too
 FLOAT, UINT8, INT32, INT64, BOOL, DOUBLE = 1, 2, 6, 7, 9, 11  # ONNX's numbers of data types
 
