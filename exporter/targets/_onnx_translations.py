@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,8 +106,15 @@ def _table() -> dict[Any, Callable[..., Any]]:
             return ops.Identity(inp), ops.Constant(value_int=0)
         size = ops.Gather(ops.Shape(inp), ops.Constant(value_ints=[dim]), axis=0)
         given = ops.Cast(inp, to=UINT8) if inp.dtype == BOOL else inp
-        values, order = ops.TopK(given, size, axis=dim, largest=int(descending), sorted=1)
-        return ops.CastLike(values, inp), order
+        if not inp.dtype.is_floating_point():
+            values, order = ops.TopK(given, size, axis=dim, largest=int(descending), sorted=1)
+            return ops.CastLike(values, inp), order
+        known = ops.Where(ops.IsNaN(inp), common.constant(math.inf, dtype=inp.dtype), inp)  # TopK loses NaN
+        _, order = ops.TopK(known, size, axis=dim, largest=int(descending), sorted=1)
+        return ops.GatherElements(inp, order, axis=dim), order
+
+    def sort_default(inp: Any, dim: int = -1, descending: bool = False) -> Any:
+        return sort(inp, None, dim, descending)
 
     def kthvalue(inp: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
         ops: Any = opset18
@@ -201,6 +209,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten._linalg_solve_ex.default: solve,
         torch.ops.aten.scalar_tensor.default: scalar_tensor,
         torch.ops.aten.kthvalue.default: kthvalue,
+        torch.ops.aten.sort.default: sort_default,
         torch.ops.aten.sort.stable: sort,
         torch.ops.aten.rnn_tanh.input: rnn_tanh,
         torch.ops.aten.rnn_relu.input: rnn_relu,

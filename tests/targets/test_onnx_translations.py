@@ -139,6 +139,30 @@ def test_values_and_dtypes_are_eagers(model: type[torch.nn.Module], tmp_path: Pa
             torch.testing.assert_close(got, wanted, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
 
 
+def test_nan_is_sorted_last_and_left_out_of_quantiles(tmp_path: Path) -> None:
+    def ordered(x: torch.Tensor) -> Outputs:
+        return (
+            *x.sort(dim=1, stable=True),
+            *x.sort(dim=1, stable=True, descending=True),
+            x.argsort(dim=0, stable=True),
+            x.sort(1).values,
+            x.double().msort(),
+            x.half().sort(1).values,
+            x.quantile(0.3, 1),
+            x.nanquantile(0.3, 1),
+            x.nanquantile(torch.tensor([0.0, 0.5, 1.0]), 0),
+            x.nanquantile(0.25, interpolation="nearest"),
+        )
+
+    torch.manual_seed(0)
+    module, run = translated(ordered, torch.randn(3, 5), {"rows": Range(2, 8), "columns": Range(2, 40)}, tmp_path)
+    for sizes in ((3, 5), (8, 40), (2, 2)):
+        x = torch.randn(sizes)
+        for one in (x, x.masked_fill(x > 0.5, torch.nan), x.masked_fill(x > 0.5, -torch.inf), x * torch.nan):
+            for got, wanted in zip(run(one), module(one), strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 class Pools(torch.nn.Module):
     """Averages with a divisor of their own, with padding and without, in two and three dimensions."""
 
