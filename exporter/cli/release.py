@@ -113,6 +113,7 @@ def _release(named: Path, file: Path, out: Path | None, junit: Path | None, opti
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if options["dry_run"]:
+        run.require_writable(chosen, out)
         kept = run.kept(chosen, out) if options["resume"] else set()
         click.echo(formats.plan(chosen, kept, options["form"], named, out), nl=False)
         return 0

@@ -117,7 +117,7 @@ def check_entries(entries: Iterable[Sizes], symbols: Mapping[str, Range]) -> Non
         if not symbols[name].allows(size):
             raise UsageError(
                 f"--entries asks for {name} = {size}, which is outside the range of {name}, {symbols[name]}",
-                f"choose another size, or a range that includes it: --size {name}=MIN..MAX",
+                f"choose another size, or a range that includes it: --size {name}=MIN..MAX; in a release file, ranges",
             )
 
 

@@ -19,7 +19,7 @@ from exporter.core.records import EAGER
 from exporter.core.settings import RunSettings, SourceSettings
 from exporter.core.size_range import Range
 from exporter.core.timing_records import runs_for
-from exporter.model import recipes
+from exporter.model import recipes, written_sizes
 from exporter.release.file import Place, ReleaseFile, ReleaseFileError
 from exporter.runs.request import Request
 
@@ -146,9 +146,8 @@ class _Model:
                 raise self.file.error(self.place("ranges", size), cause, "[min, max] or [min, max, step]")
         for device, sizes in itertools.product(self.all.get("devices", ("cpu",)), self.all.get("sizes", ({},))):
             whole = self._request(source, variants, out, device, sizes)
-            ranged = {name: size for name, size in sizes.items() if name in whole.ranges}
-            self._or_error("sizes", probing.check_sizes, ranged, whole.ranges)
             self._require_valid(whole)
+            self._require_sizes(whole)
             at = (",".join(f"{name}={size}" for name, size in sizes.items()),) if sizes else ()
             for variant in variants:
                 name = source_lines.printable("/".join((self.own.get("name", source.label), device, *at, variant.name)))
@@ -157,6 +156,24 @@ class _Model:
                 over = variant.name == self.gates.over
                 gates = replace(self.gates, min_speedup=None, over=EAGER) if over else self.gates
                 yield Step(name, request, gates, self.file.line(("models", self.index)), lines)
+
+    def _require_sizes(self, whole: Request) -> None:
+        """Raise an error for sizes that the model surely does not take, or that are outside their range."""
+        entries = probing.entry_sizes(whole.entries)
+        written = written_sizes.read(whole.source)
+        if written is None:
+            base = {name: size for name, size in whole.sizes.items() if name in whole.ranges}
+            self._or_error("sizes", probing.check_sizes, base, whole.ranges)
+            known = [{name: size for name, size in one.items() if name in whole.ranges} for one in entries]
+            self._or_error("entries", probing.check_entries, known, whole.ranges)
+            return
+        for key, sizes, dynamic in (
+            ("ranges", {}, "all"),
+            ("sizes", whole.sizes, "all"),
+            ("dynamic", whole.sizes, whole.dynamic),
+        ):
+            _, symbols = self._or_error(key, probing.choose_sizes, *written, sizes, whole.ranges, dynamic)
+        self._or_error("entries", probing.check_entries, entries, symbols)
 
     def _require_valid(self, whole: Request) -> None:
         """Raise an error with the line of the setting that is not valid for the variants together."""

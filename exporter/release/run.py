@@ -7,6 +7,8 @@ or when it ends, since the release began.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -90,6 +92,20 @@ def run(
             for step in todo:
                 _remove_empty(step.request.out.parent, out)
         return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
+
+
+def require_writable(steps: Sequence[Step], out: Path) -> None:
+    """Raise BundleError if `run` could not write the bundles of these steps into `out`. Nothing is written."""
+    nearest = next(path for path in (out, *out.parents) if os.path.lexists(path))
+    number = 0
+    if not nearest.is_dir():
+        number = errno.EEXIST if nearest == out else errno.ENOTDIR
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
+    if number:
+        raise filesystem.error(OSError(number, os.strerror(number), str(out)), out)
+    for step in steps:
+        publishing.refuse_foreign(step.request.out)
 
 
 def _held(step: Step) -> Path:

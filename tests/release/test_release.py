@@ -44,6 +44,7 @@ from exporter.release.plan import Gates
 from exporter.runs.request import Request
 
 MODELS = '[[models]]\nmodel = "bert"\n'
+HUB = '[[models]]\nmodel = "hf:bert"\n'
 
 
 def test_init_writes_a_valid_file_and_does_not_overwrite_one(cli: Cli, tmp_path: Path) -> None:
@@ -111,9 +112,19 @@ def test_the_example_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             "release.toml:3: models[0].sizes: batch is 99, which is outside its range, 1 to 64",
         ),
         (
-            "ranges = {height = [32, 64, 16]}\nsizes = [{height = 40}]\n" + MODELS,
+            "ranges = {height = [32, 64, 16]}\nsizes = [{height = 40}]\n" + HUB,
             "release.toml:2: sizes: height is 40, which is outside its range, 32 to 64, multiples of 16",
         ),
+        (
+            "ranges = {batch = [1, 8]}\nentries = ['length=3', 'batch=4,9']\ntargets = ['compile']\n" + HUB,
+            "release.toml:2: entries: --entries asks for batch = 9, which is outside the range of batch, 1 to 8",
+        ),
+        (MODELS + "sizes = [{batch = 1}, {width = 2}]", "release.toml:3: models[0].sizes: inputs() takes no width"),
+        (MODELS + "sizes = [{batch = 99}]", "release.toml:3: models[0].sizes: batch is 99, which is outside its range"),
+        (MODELS + "ranges = {width = [1, 2]}", "release.toml:3: models[0].ranges: inputs() takes no width"),
+        (MODELS + "dynamic = 'width'", "release.toml:3: models[0].dynamic: inputs() takes no width"),
+        (MODELS + "entries = ['width=1']", "release.toml:3: models[0].entries: --entries names width, which is not"),
+        (MODELS + "entries = ['batch=99']", "release.toml:3: models[0].entries: --entries asks for batch = 99, which"),
         (
             MODELS + "entries = {batch = [1]}",
             'release.toml:3: models[0].entries: must be a list of text, such as ["batch=1,8"]',
@@ -1063,6 +1074,28 @@ def test_the_plan_in_every_form(cli: Cli, tmp_path: Path) -> None:
     assert done.out.endswith("1 of 1 steps to run.\n")
     for form in ("table", "github"):
         assert "1 of 1 steps to run, into " in cli("release", path, "--dry-run", "--format", form).out
+
+
+def test_a_plan_checks_that_its_bundles_can_be_written(cli: Cli, tmp_path: Path) -> None:
+    (path := tmp_path / "release.toml").write_text("targets = ['trace']\nout = 'made/here'\n" + MODELS)
+    done = cli("release", path, "--dry-run")
+    assert (done.code, sorted(tmp_path.iterdir())) == (0, [path])
+    (tmp_path / "made").touch()
+    done = cli("release", path, "--dry-run")
+    assert (done.code, f"cannot write to {tmp_path}/made/here: a part of the path is a file" in done.err) == (2, True)
+    (tmp_path / "made").unlink()
+    (mine := tmp_path / "made/here/bert/cpu/trace/mine").mkdir(parents=True)
+    done = cli("release", path, "--dry-run")
+    assert (done.code, f"{mine.parent} contains files but is not a bundle" in done.err) == (2, True)
+
+
+def test_a_plan_names_a_folder_that_nobody_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(BundleError, match=r"cannot write to .*/new/out: permission denied"):
+        run.require_writable([], tmp_path / "new/out")
+    (tmp_path / "out").touch()
+    with pytest.raises(BundleError, match=r"cannot write to .*/out: a file is in its place"):
+        run.require_writable([], tmp_path / "out")
 
 
 def test_a_plan_has_no_junit_report(cli: Cli, tmp_path: Path) -> None:
