@@ -14,11 +14,20 @@ UNLIMITED = 1 << 60  # cgroup v1 reports a number near 2^63 if there is no limit
 
 def free(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Return the bytes that processes can still allocate, on the machine and in every control group of this process."""
-    bounds = [_free_in(group) for group in _groups(proc, cgroups)]
+    return max(0, min(_available(proc), *(left for left, _ in map(_left_in, _groups(proc, cgroups)))))
+
+
+def container_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Return the limit in bytes of the control group that has the least memory left; 0 if the machine has no more."""
+    left, limit = min(map(_left_in, _groups(proc, cgroups)), default=(UNLIMITED, UNLIMITED))
+    return limit if left < _available(proc) else 0
+
+
+def _available(proc: Path) -> int:
+    """Return the bytes that processes can still allocate on the machine."""
     with suppress(OSError):
-        found = _fields((proc / "meminfo").read_text())
-        bounds.append(found.get("MemAvailable:", UNLIMITED // 1024) * 1024)
-    return max(0, min(bounds, default=UNLIMITED))
+        return _fields((proc / "meminfo").read_text()).get("MemAvailable:", UNLIMITED // 1024) * 1024
+    return UNLIMITED
 
 
 def address_space() -> int:
@@ -54,8 +63,8 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
             yield root
 
 
-def _free_in(group: Path) -> int:
-    """Return the bytes left in one control group; its page cache counts as free."""
+def _left_in(group: Path) -> tuple[int, int]:
+    """Return the bytes left in one control group, whose page cache counts as free, and its limit."""
     for limit, usage, dropped in (
         ("memory.max", "memory.current", ("inactive_file", "active_file")),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -65,8 +74,8 @@ def _free_in(group: Path) -> int:
             if bound >= UNLIMITED:
                 break
             stat = _fields((group / "memory.stat").read_text())
-            return bound - int((group / usage).read_text()) + sum(stat.get(name, 0) for name in dropped)
-    return UNLIMITED
+            return bound - int((group / usage).read_text()) + sum(stat.get(name, 0) for name in dropped), bound
+    return UNLIMITED, UNLIMITED
 
 
 def _fields(text: str) -> dict[str, int]:

@@ -51,7 +51,8 @@ class Shortage:
 
     It was expected to need `needed` bytes (0 if unknown), and `free` bytes were free. `limit` is the user's, 0 for
     none; `killed` says that the kernel's OOM killer ended a process during the step. `address_space` is the limit on
-    the address space of a process, 0 for none.
+    the address space of a process, and `container` that of the container or control group if it had less left than the
+    machine, 0 for none.
     """
 
     step: str
@@ -60,6 +61,7 @@ class Shortage:
     limit: int = 0
     killed: bool = False
     address_space: int = 0
+    container: int = 0
 
     @property
     def sure(self) -> bool:
@@ -71,6 +73,8 @@ class Shortage:
         limit = f", and --memory-limit is {_gb(self.limit)}" if self.limit else ""
         if self.address_space:
             limit += f", and `ulimit -v` limits the address space of a process to {_gb(self.address_space)}"
+        if self.container:
+            limit += f", and the container's memory limit is {_gb(self.container)}"
         if not self.needed:
             return f"the memory that {self.step} needs is unknown; {_gb(self.free)} was free{limit}"
         return f"{self.step} needs about {_gb(self.needed)}; {_gb(self.free)} was free{limit}"
@@ -84,7 +88,8 @@ class Shortage:
         if not self.needed:
             higher = "raise --memory-limit, " if self.limit else ""
             higher += f"{RAISE}, " if self.address_space else ""
-            return f"{higher}free some memory, raise the container's memory limit, or use a larger machine"
+            now = f" (now {_gb(self.container)})" if self.container else ""
+            return f"{higher}free some memory, raise the container's memory limit{now}, or use a larger machine"
         found = [RAISE] if self.address_space else []
         if self.limit and self.limit < self.needed <= self.free:
             found.append(f"pass --memory-limit {self.needed / GB:.1f}")
@@ -93,6 +98,10 @@ class Shortage:
         bound = min(self.free, self.limit or self.free)
         fitting = {name: needed for name, needed in (smaller or {}).items() if needed <= bound}
         found += [f"use a smaller precision (--targets {name} needs about {_gb(n)})" for name, n in fitting.items()]
+        if self.container and (self.killed or self.needed > self.free):
+            used = max(0, self.container - self.free)
+            wanted = max(self.container, used + round(1.1 * self.needed))
+            found.append(f"raise the container's memory limit from {_gb(self.container)} to more than {_gb(wanted)}")
         machine = f"use a machine with {_gb(round(1.1 * self.needed))} free"
         return ", or ".join([*found, machine] if not found or self.needed > self.free else found)
 
@@ -111,11 +120,15 @@ class MemoryPlan:
     weights: int = 0
     limit: int = 0
     alone: bool = False
-    _before: dict[str, tuple[int, int]] = field(default_factory=dict)  # free bytes, and the kernel's OOM kills so far
+    _before: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def begin(self, key: str) -> None:
         """Record the free memory as a step begins. `key` is a variant's name, GOLDEN or LOAD."""
-        self._before[key] = memory.free(), memory.kills()
+        self._before[key] = self._now()
+
+    def _now(self) -> tuple[int, int, int]:
+        """Return the free bytes, how many processes the kernel has ended so far, and the container's limit."""
+        return memory.free(), memory.kills(), memory.container_limit()
 
     def share(self, table: Table, step: str) -> int:
         """Return the bytes that a step is expected to need, at most the user's limit."""
@@ -161,8 +174,9 @@ class MemoryPlan:
         return JobError(f"{sentence}: {found.describe()}: {error}", found.remedies(), getattr(error, "log", ""))
 
     def _shortage(self, step: str, needed: int, key: str) -> Shortage:
-        free, kills = self._before.get(key) or (memory.free(), memory.kills())
-        return Shortage(step, needed, free, self.limit, memory.kills() > kills, memory.address_space())
+        free, kills, container = self._before.get(key) or self._now()
+        killed = memory.kills() > kills
+        return Shortage(step, needed, free, self.limit, killed, memory.address_space(), container)
 
     def _smaller(self, record: VariantRecord, table: Table) -> dict[str, int]:
         """Return a half precision of the same variant, and the bytes that the step needs in it."""

@@ -37,11 +37,14 @@ def test_the_tightest_control_group_limits_free_memory(proc: Path, tmp_path: Pat
     group(groups, **files)
     group(groups / "box/job", **files)
     assert memory.free(proc, groups) == 20_000_000 * 1024, "no group has a limit"
+    assert memory.container_limit(proc, groups) == 0
     stat = "anon 1\ninactive_file 200\nactive_file 100\n"
     group(groups / "box", memory__max="5000", memory__current="1000", memory__stat=stat)
     assert memory.free(proc, groups) == 5000 - 1000 + 300, "the parent group has a limit; its page cache counts as free"
+    assert memory.container_limit(proc, groups) == 5000
     group(groups / "box/job", memory__max="2000", memory__current="1900", memory__stat="")
     assert memory.free(proc, groups) == 100
+    assert memory.container_limit(proc, groups) == 2000
     group(groups / "box/job", memory__current="2500")
     assert memory.free(proc, groups) == 0, "never negative"
 
@@ -55,6 +58,9 @@ def test_control_groups_of_version_1_limit_free_memory(proc: Path, tmp_path: Pat
     files = {"memory__limit_in_bytes": "9000", "memory__usage_in_bytes": "3000", "memory__stat": stat}
     group(groups / "memory", **files)
     assert memory.free(proc, groups) == 9000 - 3000 + 450, "a container sees its own group as root"
+    assert memory.container_limit(proc, groups) == 9000
+    (proc / "meminfo").write_text("MemAvailable: 6 kB\n")
+    assert memory.container_limit(proc, groups) == 0, "the machine has less left"
 
 
 def test_out_of_memory_kills_are_counted(proc: Path, tmp_path: Path) -> None:

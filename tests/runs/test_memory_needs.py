@@ -63,6 +63,7 @@ def test_remedies_fit_the_available_memory(found: Shortage, remedies: str) -> No
 def test_a_limit_on_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (3_000_000 * 1024, resource.RLIM_INFINITY))
     monkeypatch.setattr(memory, "free", lambda: 20 * GB)
+    monkeypatch.setattr(memory, "container_limit", lambda: 0)
     error = MemoryPlan().explain_golden(JobError("it ended", blame=Blame("out-of-memory")))
     assert "20.0 GB was free, and `ulimit -v` limits the address space of a process to 3.1 GB" in str(error)
     assert error.remedy == "raise or remove `ulimit -v`"
@@ -70,6 +71,39 @@ def test_a_limit_on_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert found.remedies().startswith("raise or remove `ulimit -v`, free some memory, ")
     monkeypatch.setattr("resource.getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert memory.address_space() == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "remedy"),
+    [
+        (
+            Shortage("x", 8 * GB, 3 * GB, killed=True, container=4 * GB),
+            "raise the container's memory limit from 4.0 GB to more than 9.8 GB, or use a machine with 8.8 GB free",
+        ),
+        (
+            Shortage("x", 2 * GB, 3 * GB, killed=True, container=4 * GB),
+            "export it alone (--targets a), or raise the container's memory limit from 4.0 GB to more than 4.0 GB",
+        ),
+        (Shortage("x", 2 * GB, 3 * GB, limit=GB, container=4 * GB), "pass --memory-limit 2.0, or export it alone"),
+        (
+            Shortage("x", 0, 3 * GB, killed=True, container=4 * GB),
+            "free some memory, raise the container's memory limit (now 4.0 GB), or use a larger machine",
+        ),
+    ],
+)
+def test_the_limit_of_a_container_is_named(found: Shortage, remedy: str) -> None:
+    assert found.describe().endswith(", and the container's memory limit is 4.0 GB")
+    assert found.remedies("a").startswith(remedy)
+
+
+def test_the_limit_of_a_container_is_read_as_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda: GB)
+    limits = iter([3 * GB, 0])
+    monkeypatch.setattr(memory, "container_limit", lambda: next(limits))
+    plan = MemoryPlan()
+    plan.begin("trace")
+    found = plan.explain(VariantRecord("trace", "trace", "failed", "export", "it ended", cause="killed"))
+    assert "1.0 GB was free, and the container's memory limit is 3.0 GB: " in found.reason
 
 
 def test_memory_is_the_sure_cause_if_the_kernel_or_the_numbers_say_so() -> None:
@@ -88,6 +122,7 @@ def test_an_unknown_need_is_reported_as_unknown() -> None:
 
 def test_a_load_killed_by_the_kernel_reports_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free", lambda: 2 * 10**9)
+    monkeypatch.setattr(memory, "container_limit", lambda: 0)
     counts = iter([0, 1])
     monkeypatch.setattr(memory, "kills", lambda: next(counts))
     plan = MemoryPlan()
@@ -150,6 +185,7 @@ def test_check_reports_needed_and_free_memory(budget: float, run: Run, monkeypat
     monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
     _, place = run("tiny:mlp", "trace")
     monkeypatch.setattr(memory, "free", lambda: round(0.5 * GB))
+    monkeypatch.setattr(memory, "container_limit", lambda: 0)
 
     def fail(*_: Any) -> None:
         raise JobError("trace (python) was ended by SIGKILL (out of memory?)", signal="SIGKILL", blame=Blame("killed"))
