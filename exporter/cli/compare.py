@@ -38,7 +38,7 @@ def command(old: Path, new: Path, **options: Any) -> int:
     --measure, each latency comes from its own run, so --max-slower requires --measure.
 
     Exit codes: 0 NEW can replace OLD; 1 the contract breaks callers, a variant is missing, no longer passes, does not
-    run here or exceeds a limit, or a file was altered; 2 a path is not a bundle.
+    run here or exceeds a limit, no variant is in both, or a file was altered; 2 a path is not a bundle.
     """
     from exporter.cli import _progress
     from exporter.report import comparison

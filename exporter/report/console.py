@@ -72,11 +72,12 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
 
 
 def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:
-    """Render a title, a table, remarks and a verdict."""
+    """Render a title, a table if there are lines, remarks and a verdict."""
     console = _console()
     console.print()
     console.print(escape(title), style="bold")
-    console.print(_table(headings, lines))
+    if lines:
+        console.print(_table(headings, lines))
     for remark in remarks:
         console.print(escape(remark), style="dim", soft_wrap=True)
     console.print(escape(verdict), style="bold", soft_wrap=True)

@@ -47,8 +47,9 @@ def _front(manifest: Manifest) -> list[str]:
 
 
 def page(title: str, headings: tuple[str, ...], cells: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:
-    """Render a title, a table, remarks and a verdict."""
-    lines = [f"### {escape(title)}", "", *table(headings, cells), *(f"- {escape(one)}" for one in remarks)]
+    """Render a title, a table if there are cells, remarks and a verdict."""
+    rows = table(headings, cells) if cells else []
+    lines = [f"### {escape(title)}", "", *rows, *(f"- {escape(one)}" for one in remarks)]
     return "\n".join([*lines, "", f"**{escape(verdict)}**", ""])
 
 

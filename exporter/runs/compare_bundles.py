@@ -101,6 +101,9 @@ def run(places: tuple[Path, Path], gates: Limits, how: TimingOptions | None, lis
         tuple(name for name in shipped[1] if name not in shipped[0]),
     )
     broken = _broken(found, gates)
+    if shipped[0] and shipped[1] and not both:
+        old, new = map(", ".join, shipped)
+        broken = [f"they have no variant in common: the old bundle has {old}, and the new one {new}"]
     if not any(variant.status == "passed" for variant in shipped[1].values()):
         broken.append("no artifact in the new bundle passed")
     return replace(found, broken=tuple(broken))

@@ -68,6 +68,17 @@ def test_missing_added_and_failing_variants_are_named(tmp_path: Path) -> None:
     assert found.added == ("compile",)
 
 
+@pytest.mark.parametrize("status", ["passed", "failed"])
+@pytest.mark.parametrize("form", ["table", "md"])
+def test_bundles_without_a_common_variant_cannot_be_compared(tmp_path: Path, status: str, form: str) -> None:
+    old = manifest(shipped(status=status), shipped("script", status=status))
+    found = compared(tmp_path, old, manifest(shipped("onnx")))
+    assert found.broken == ("they have no variant in common: the old bundle has trace, script, and the new one onnx",)
+    text = comparison.render(found, form)
+    assert "cannot replace the old one: they have no variant in common" in " ".join(text.split())
+    assert "latency" not in text, "an empty table"
+
+
 @pytest.mark.parametrize("variants", [(), (shipped(status="failed"),)])
 def test_a_bundle_without_a_passing_variant_cannot_replace_another(tmp_path: Path, variants: tuple[Any, ...]) -> None:
     found = compared(tmp_path, manifest(*variants), manifest(*variants))
