@@ -119,14 +119,20 @@ def lost(case: NonFinite, example: Case, run: Run, outputs: Sequence[str]) -> st
     except Exception as error:
         said = source_lines.message(error) or type(error).__name__
         return f"{case.value} is not propagated: the artifact fails {given}: {said}"
+    wrong_in: dict[str, str] = {}  # what is wrong, by output
     for name, got, expected in zip(outputs, found, case.expected, strict=False):
         if got.is_floating_point() and bool(expected.any()):
             if expected.numel() > 1 and got.shape != expected.shape:  # the values decide how many there are
-                return f"{case.value} is not propagated: {name} has another size {given}"
+                wrong_in[name] = f"{case.value} is not propagated: {name} has another size {given}"
+                continue
             wrong = (expected != 0) & (_codes(got.detach().cpu()) != torch.where(expected == FINITE, 0, expected))
             if bool(wrong.any()):
-                return _said(name, got, expected.expand(got.shape), wrong, given)
-    return ""
+                wrong_in[name] = _said(name, got, expected.expand(got.shape), wrong, given)
+    if not wrong_in:
+        return ""
+    first, *others = wrong_in
+    more = f"; {' and '.join(others)} {'differ' if others[1:] else 'differs'} too" if others else ""
+    return f"{wrong_in[first]}{more}"
 
 
 def _said(name: str, got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, given: str) -> str:

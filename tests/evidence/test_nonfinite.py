@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -189,6 +191,20 @@ def test_an_artifact_that_does_not_propagate_is_reported() -> None:
     assert lost(torch.relu, fails, X)[0] == (
         "NaN is not propagated: the artifact fails when x0[1, 0] is NaN: index out of range"
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "more"), [((0,), ""), ((0, 2), "; c differs too"), ((0, 1, 2), "; b and c differ too")]
+)
+def test_all_outputs_that_do_not_propagate_are_named(wrong: tuple[int, ...], more: str) -> None:
+    one = made(torch.relu, X)[0]
+    given = replace(one, expected=one.expected * 3)
+
+    def run(x: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(x[0].nan_to_num() if number in wrong else x[0].relu() for number in range(3))
+
+    said = nonfinite.lost(given, Case(CaseRecord(""), (X,), (), ()), run, ("a", "b", "c"))
+    assert said == f"NaN is not propagated: a[1, 0] is 0 when x0[1, 0] is NaN; eager returns NaN{more}"
 
 
 def test_a_golden_stores_nonfinite_cases_compactly(tmp_path: Path) -> None:
