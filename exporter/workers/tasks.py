@@ -18,7 +18,7 @@ import torch
 from exporter import targets
 from exporter.core import contract, precisions, probing, source_lines, time_limit, tolerances
 from exporter.core.contract_records import Contract
-from exporter.core.errors import ExportError, RecipeError
+from exporter.core.errors import ExportError, RecipeError, UsageError
 from exporter.core.expressions import Expression
 from exporter.core.parity_records import SizeLimit, Tolerance, Warned
 from exporter.core.precisions import SMALL_WEIGHTS
@@ -73,6 +73,11 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     points = probing.sweep_points(loaded.base, loaded.symbols, job.sweep)
     entries = probing.entry_sizes(job.options.entries)
     probing.check_entries(entries, loaded.symbols)
+    if entries and contract.keeps_state(found):
+        raise UsageError(
+            "--entries would give each entry of a package a state of its own, and the model keeps state between calls",
+            "give --state inputs too, or leave out --entries",
+        )
     own = probing.entry_points(entries, loaded.base, loaded.symbols)
     tell(channel, "loaded", None)
     weights = _weights_used(job.weights, loaded)

@@ -259,9 +259,10 @@ def test_an_entry_that_would_narrow_another_size(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_package_with_state_takes_no_entries(run: Run) -> None:
-    manifest, _ = run("stateful:statistics", "compile", entries=("batch=2",))
-    (row,) = manifest.variants
-    assert "each entry of a package would keep a separate state" in row.reason
+    """It is refused before anything is captured, although another target of the run takes no entries."""
+    with pytest.raises(UsageError, match="a state of its own, and the model keeps state between calls") as raised:
+        run("stateful:statistics", "trace,compile", entries=("batch=2",))
+    assert raised.value.remedy == "give --state inputs too, or leave out --entries"
 
 
 def test_settled_contracts() -> None:
