@@ -10,7 +10,7 @@ from pathlib import Path
 
 from exporter.bundle import checksums, layout, provenance, sbom, signing
 from exporter.core import filesystem
-from exporter.core.errors import AlteredError, ArtifactError, BundleError
+from exporter.core.errors import AlteredError, ArtifactError
 from exporter.core.records import Manifest
 
 REMEDY = "download it again, or export again"
@@ -201,7 +201,7 @@ def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
         filesystem.write_atomic(path, text)
         _list(place, path.name, checksums.of_held(path))
     except OSError as error:
-        raise BundleError(str(filesystem.error(error, path)), "sign a copy in a writable place") from error
+        raise filesystem.error(error, path, "sign a copy in a writable place") from error
     return path
 
 

@@ -181,27 +181,30 @@ def require_removable(root: Path) -> None:
             raise BundleError(cause, "change its owner, or give another --out")
 
 
-def error(error: OSError, out: Path) -> BundleError:
-    """Explain an error of the file system to the user, or of a process that the system does not start."""
+def error(error: OSError, out: Path, instead: str = "give another --out") -> BundleError:
+    """Explain an error of the file system to the user, or of a process that the system does not start.
+
+    `instead` is the remedy for a place that cannot be written to.
+    """
     if error.errno == errno.EAGAIN:
         return BundleError(NO_PROCESS, MORE_PROCESSES)
     place = error.filename or out
+    if _is_temporary(place) and not _is_temporary(out):
+        instead = "set TMPDIR to another folder"
     known = {
-        errno.ENOSPC: ("the disk is full", "free some space, or give another --out"),
-        errno.EDQUOT: ("the disk quota is exhausted", "free some space, or give another --out"),
-        errno.EROFS: ("the file system is read-only", "give another --out"),
-        errno.EACCES: ("permission denied", "give another --out, or change its permissions"),
-        errno.EPERM: ("not permitted", "give another --out, or change its permissions"),
-        errno.ENOTDIR: ("a part of the path is a file", "give another --out"),
-        errno.EEXIST: ("a file is in its place", "give another --out"),
-        errno.EISDIR: ("a directory is in its place", "give another --out"),
+        errno.ENOSPC: ("the disk is full", f"free some space, or {instead}"),
+        errno.EDQUOT: ("the disk quota is exhausted", f"free some space, or {instead}"),
+        errno.EROFS: ("the file system is read-only", instead),
+        errno.EACCES: ("permission denied", f"{instead}, or change its permissions"),
+        errno.EPERM: ("not permitted", f"{instead}, or change its permissions"),
+        errno.ENOTDIR: ("a part of the path is a file", instead),
+        errno.EEXIST: ("a file is in its place", instead),
+        errno.EISDIR: ("a directory is in its place", instead),
         errno.EMFILE: ("too many open files", "raise the limit of open files, as with ulimit -n"),
         errno.ENFILE: ("too many files are open on this machine", "close other programs, or raise fs.file-max"),
         errno.EFBIG: ("it exceeds the limit of file sizes", "raise the limit, as with ulimit -f"),
     }
-    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "give another --out"))
-    if _is_temporary(place) and not _is_temporary(out):
-        remedy = remedy.replace("give another --out", "set TMPDIR to another folder")
+    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), instead))
     return BundleError(f"cannot write to {place}: {cause}", remedy)
 
 

@@ -44,7 +44,7 @@ FORMS = "ray, HOST:PORT or ray://HOST:PORT"
 ADDRESS = "give the HOST:PORT that `ray start --head` shows, or ray://HOST:10001 from outside the cluster"
 START = "see Ray's logs in /tmp/ray; if it starts slowly, start it before (`ray start --head`; `ray stop` ends it)"
 LOST = "see Ray's logs; if memory ran out, set memory_limit_gb"
-DISK = "free some space on that node, or set another TMPDIR there"
+PLACE = "set another TMPDIR on that node"
 Node = dict[str, Any]  # one item of ray.nodes()
 
 
@@ -331,10 +331,16 @@ def make(task: Task) -> Made:
         with _interruptible(), tempfile.TemporaryDirectory(prefix="exporter-") as folder, _at_home(task):
             return _make(task.step, Path(folder))
     except BundleError as error:
-        return Made(BundleError(f"{platform.node()}: {error}", DISK))
+        return Made(_explained(error.__cause__ if isinstance(error.__cause__, OSError) else error))
     except OSError as error:
-        cause = filesystem.error(error, Path(tempfile.gettempdir()))
-        return Made(BundleError(f"{platform.node()}: {cause}", DISK))
+        return Made(_explained(error))
+
+
+def _explained(error: BundleError | OSError) -> BundleError:
+    """Return an error of this node, with a remedy for the temporary folder that the step was in."""
+    if isinstance(error, OSError):
+        error = filesystem.error(error, Path(tempfile.gettempdir()), PLACE)
+    return BundleError(f"{platform.node()}: {error}", error.remedy)
 
 
 @contextmanager

@@ -281,6 +281,22 @@ def signer(tmp_path: Path) -> Path:
     return write_keys(tmp_path, ed25519.Ed25519PrivateKey.generate())[0]
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EROFS, "sign a copy in a writable place"), (errno.EFBIG, "ulimit -f")]
+)
+def test_a_signature_that_cannot_be_written(
+    toy: Path, signer: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    sealed(toy)
+    monkeypatch.setattr(filesystem, "write_atomic", fails)
+    with pytest.raises(BundleError) as raised:
+        integrity.sign(toy, signer, lambda: "")
+    assert remedy in raised.value.remedy
+
+
 def test_bundles_with_altered_signatures_are_not_packed(toy: Path, signer: Path) -> None:
     """Any byte counts, because `SHA256SUMS` lists the signature too."""
     signature = integrity.sign(sealed(toy), signer, lambda: "")

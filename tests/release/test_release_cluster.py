@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from support.releases import planned
 
 from exporter.bundle import archive
 from exporter.bundle import layout as bundles
+from exporter.core import filesystem
 from exporter.core.errors import BundleError, UsageError
 from exporter.core.progress import Listener
 from exporter.release import cluster, executor, keys, run
@@ -274,6 +276,35 @@ def test_a_file_missing_on_a_node_is_named(folder: Path) -> None:
     made = cluster.make(task)
     assert isinstance(made.outcome, executor.Outcome)
     assert (made.packed, f": there is no file {folder}/far.py" in made.outcome.reason) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space, or set another TMPDIR on that node"),
+        (errno.EMFILE, "raise the limit of open files, as with ulimit -n"),
+        (errno.EFBIG, "raise the limit, as with ulimit -f"),
+        (errno.EAGAIN, filesystem.MORE_PROCESSES),
+    ],
+)
+@pytest.mark.parametrize("explained", [False, True])
+def test_a_limit_of_a_node_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str, explained: bool
+) -> None:
+    (step, *_) = steps_of(folder, "far.py:held")
+    monkeypatch.setattr(cluster, "lacking", lambda _: [])
+    monkeypatch.setattr(cluster, "_interruptible", contextlib.nullcontext)
+
+    def fails(*_: object, **__: object) -> None:
+        error = OSError(number, os.strerror(number))
+        if explained:
+            raise filesystem.error(error, folder) from error
+        raise error
+
+    monkeypatch.setattr(cluster, "perform", fails)
+    made = cluster.make(cluster._task(step))
+    assert isinstance(made.outcome, BundleError)
+    assert made.outcome.remedy == remedy
 
 
 @pytest.mark.parametrize(
