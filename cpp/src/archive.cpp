@@ -25,7 +25,13 @@ void require_file(const std::filesystem::path& path, ErrorKind kind) {
   if (access(path.c_str(), R_OK) != 0) {
     throw Error(kind, path.string() + ": " + std::strerror(errno));
   }
-  if (!std::filesystem::is_regular_file(path)) throw Error(kind, path.string() + ": not a file");
+  const std::filesystem::file_status status = std::filesystem::status(path);
+  if (std::filesystem::is_directory(status)) throw Error(kind, path.string() + " is a directory");
+  if (!std::filesystem::is_regular_file(status)) {
+    throw Error(kind, path.string() +
+                          " is a pipe or device, which cannot be read from any position: write its "
+                          "contents to a file, and give that file");
+  }
 }
 
 std::unique_ptr<PyTorchStreamReader> open_archive(const std::filesystem::path& path,

@@ -202,6 +202,17 @@ TEST_CASE("names the altered member") {
   }
 }
 
+TEST_CASE("names what a path is that is no file") {
+  const fs::path folder = support::scratch() / "kinds";
+  fs::create_directories(folder / "folder.pt");
+  REQUIRE(mkfifo((folder / "pipe.safetensors").c_str(), 0600) == 0);
+  CHECK_ERROR(golden,
+              "pipe.safetensors is a pipe or device, which cannot be read from any position",
+              exporter::read_inputs(folder / "pipe.safetensors", {}));
+  CHECK_ERROR(artifact, "folder.pt is a directory", Artifact::open(folder / "folder.pt"));
+  fs::remove_all(folder);
+}
+
 /// Uses the SHA256SUMS file beside the artifact and beside the target of a link to it.
 TEST_CASE("checks SHA256SUMS") {
   const std::string bytes = read(fixtures() / "model.pt");
