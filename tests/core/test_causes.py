@@ -492,6 +492,11 @@ SPRUNG = [
     Case("operator-not-in-onnx", "onnx", lambda folder: to_onnx(Eigenvalues(), folder), True),
     Case("mixed-dtypes-onnx", "onnx", lambda _: translated(Calls(lambda x: x.clamp(50, 8000.0)))),  # PyanNet
     Case("mixed-dtypes-onnx", "onnx", lambda _: translated(Calls(lambda x: 1.0 - (x > 0).long()))),  # XLNet
+    Case(
+        "bincount-with-weights-onnx",
+        "onnx",
+        lambda _: translated(Calls(lambda x: torch.bincount(x[0].long(), x[0], minlength=4)[:4])),
+    ),
     Case("python-number-onnx", "onnx", lambda _: translated(Rolls())),
     Case("size-as-attribute-onnx", "onnx", lambda _: translated(Calls(filter_rows), {0: torch.export.Dim.DYNAMIC})),
     Case("opset-too-new", "onnx", lambda _: load_onnx(small_onnx("Relu", opset=99))),
@@ -780,6 +785,15 @@ def test_causes_of_torchscript_do_not_apply_to_other_targets(target: str) -> Non
     cause = causes.find(text, "script")
     assert cause is not None
     assert cause.name == "types"
+
+
+def test_torch_exports_jacobians_are_not_blamed_for_what_a_trace_lacks() -> None:
+    text = "AttributeError: 'Tensor' object has no attribute 'constant'"
+    assert causes.find(text, "trace", (3, 12)) is None
+    for target in ("", "script", "compile", "onnx", "export"):
+        cause = causes.find(text, target)
+        assert cause is not None
+        assert cause.name == "vmap-of-jacobians"
 
 
 @pytest.mark.parametrize("target", ["trace", "compile", "eager"])

@@ -81,6 +81,13 @@ CAUSES = (
         "ship trace, script or compile",
     ),
     Cause(
+        "bincount-with-weights-onnx",
+        (r"aten::bincount with weights is not supported",),
+        "There is no translation to ONNX of torch.bincount with weights",
+        "if the number of places is known, write torch.zeros(PLACES, dtype=weights.dtype).scatter_add(0, x, weights), "
+        "or give a size of the input as minlength; or ship another target",
+    ),
+    Cause(
         "operator-not-in-opset",
         (
             r"Exporting the operator '(?P<op>[\w:.]+)' to ONNX opset version \d+ is not supported\. Support for this "

@@ -54,6 +54,7 @@ CAUSES = (
         "torch.export does not support Jacobians in reverse mode (jacrev, vjp) inside torch.vmap",
         "compute those of all rows at once, as those of a sum over the rows: "
         "jacrev(lambda x: f(x).sum(0))(x).movedim(1, 0)",
+        only=("script", "compile", "onnx", "export"),  # those that may start from torch.export's program
     ),
     Cause(
         "view-as-dtype",

@@ -130,8 +130,9 @@ CAUSES = (
         "size-dependent",
         (),
         "The artifact is right at some sizes and wrong at others, perhaps because of a branch or a loop over a size",
-        "promise only sizes like the example's (--size NAME=MIN..MAX), compute without Python's branches, loops and "
-        "numbers of a size, or ship a target that passes",
+        "promise only sizes like the example's (--size NAME=MIN..MAX) or only multiples (--size NAME=MIN..MAX..STEP, "
+        "which also makes the example one), compute without Python's branches, loops and numbers of a size, or ship a "
+        "target that passes",
     ),
     Cause(
         "dimension-baked",
