@@ -94,14 +94,16 @@ def collect(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     raw = arguments.out / "raw.json"
     kept = (arguments.resume or arguments.render) and raw.is_file()
     found: dict[str, dict[str, Any]] = json.loads(raw.read_text()) if kept else {}
+    tried: set[str] = set()  # in this call: several axes share a point, whose failed routes have no costs
     for axis, points in {} if arguments.render else sweeps(arguments).items():
         for name, sizes in points.items():
             empty = {"name": name, "axes": [], **sizes, MILLIONS: 0.0, "costs": {}, "seconds": 0.0, "failed": []}
             point = found.setdefault(name, empty)
             point["axes"] = sorted({axis, *point["axes"]})
-            for route in (one for one in ROUTES if one not in point["costs"]):
+            for route in (one for one in ROUTES if one not in point["costs"] and name not in tried):
                 add(point, route, arguments)
                 write_atomic(raw, json.dumps(found, indent=1) + "\n")
+            tried.add(name)
     return found
 
 

@@ -63,6 +63,24 @@ def test_points_of_the_axes() -> None:
     assert next(iter(found["layers"])) == next(iter(found["batch"]))
 
 
+def test_a_point_on_several_axes_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[str, str]] = []
+
+    def add(point: dict[str, Any], route: str, arguments: argparse.Namespace) -> None:
+        measured.append((point["name"], route))
+        if route == growth.ROUTES[0]:  # the others fail
+            point["costs"][route] = {}
+
+    monkeypatch.setattr(growth, "add", add)
+    given = {"out": tmp_path, "quick": True, "parameters": None, "axes": None, "render": False}
+    found = growth.collect(argparse.Namespace(**given, resume=False))
+    assert max(len(point["axes"]) for point in found.values()) > 1
+    assert sorted(measured) == sorted({(name, route) for name in found for route in growth.ROUTES})
+    measured.clear()
+    growth.collect(argparse.Namespace(**given, resume=True))
+    assert sorted(measured) == sorted((name, route) for name in found for route in growth.ROUTES[1:])
+
+
 def test_axes_are_chosen() -> None:
     found = growth.sweeps(argparse.Namespace(quick=True, parameters=None, axes="parameters,batch"))
     assert list(found) == [growth.MILLIONS, "batch"]
