@@ -190,7 +190,7 @@ class EntriesRunner final : public Runner {
       std::string name = "entry";
       for (const auto& [ignored, size] : entry) {
         sizes.push_back(size);
-        name += (std::ostringstream() << "_" << size).str();
+        name += "_" + std::to_string(size);  // a stream would group digits, as its locale says
       }
       loaders_.emplace(std::move(sizes), package.load(name));
     }

@@ -60,7 +60,11 @@ def _private_key(pem: bytes, ask: Callable[[], str]) -> Any:
     try:
         key = load_pem_private_key(pem, password=None)
     except TypeError:  # it is encrypted
-        key = load_pem_private_key(pem, password=ask().encode())
+        password = ask().encode()
+        try:
+            key = load_pem_private_key(pem, password=password)
+        except ValueError as error:
+            raise UsageError(f"the private key cannot be decrypted: {error}", "give its password") from error
     if not isinstance(key, Ed25519PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey):
         raise ValueError("it is neither Ed25519, ECDSA nor RSA")
     if isinstance(key, RSAPrivateKey) and key.key_size < RSA_BITS:

@@ -38,7 +38,7 @@ namespace {
 using Part = GuardNode::Function;
 using Mention = GuardNode::Mention;
 
-constexpr int kMaxGuardDepth = 100;
+constexpr int kMaxGuardTerms = 1000;        // each may nest once more, also when it is evaluated
 constexpr std::size_t kMaxLength = 10'000;  // of an expression
 
 bool is_true(const IValue& value) {
@@ -111,7 +111,7 @@ class Parser {
   }
 
   Part negation() {
-    if (++depth_ > kMaxGuardDepth) fail();
+    if (++terms_ > kMaxGuardTerms) fail();
     if (take("not ")) return call("torch.sym_not", {negation()});
     return comparison();
   }
@@ -165,7 +165,7 @@ class Parser {
   }
 
   Part unary() {
-    if (++depth_ > kMaxGuardDepth) fail();
+    if (++terms_ > kMaxGuardTerms) fail();
     if (take("-")) return call("_operator.neg", {unary()});
     Part base = atom();
     return take("**") ? call("_operator.pow", {base, unary()}) : base;
@@ -307,7 +307,7 @@ class Parser {
   std::string plain_;  // what was read, with short names of properties, up to copied_
   std::size_t start_ = 0, copied_ = 0;
   std::vector<Mention> mentions_;
-  int depth_ = 0;
+  int terms_ = 0;
 };
 
 }  // namespace
