@@ -14,13 +14,16 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Returns the tolerance for each output.
-std::vector<Tolerance> limits_of(const Golden& golden, const Tolerance& tolerance) {
+std::vector<Tolerance> limits_of(const Golden& golden) {
   std::vector<std::vector<at::Tensor>> references;
   for (const GoldenCase& one : golden.cases) references.push_back(one.reference);
+  const std::vector<double> typical = typical_sizes(references);
+  const auto count = [](const GoldenCase& one) { return one.eager.size(); };
+  const GoldenCase& longest = *std::ranges::max_element(golden.cases, {}, count);
   std::vector<Tolerance> limits;
-  for (const double typical : typical_sizes(references)) {
-    limits.push_back(tolerance);
-    limits.back().typical = typical;
+  for (std::size_t output = 0; output < typical.size(); ++output) {
+    limits.push_back(golden.tolerance_of(longest.eager[output]));
+    limits.back().typical = typical[output];
   }
   return limits;
 }
@@ -159,10 +162,9 @@ Golden read_golden(const Options& options) {
   return Golden::read(options.golden, inspect(options.artifact).contract.precision);
 }
 
-std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
-                              const Tolerance& tolerance) {
+std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden) {
   std::vector<CaseResult> results;
-  Judge judge(artifact, limits_of(golden, tolerance));
+  Judge judge(artifact, limits_of(golden));
   for (const GoldenCase& one : golden.cases) results.push_back(judge.check(one));
   return results;
 }

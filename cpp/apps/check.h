@@ -37,8 +37,7 @@ Golden read_golden(const Options& options);
 
 /// Runs every case and compares. A case that raises is a result with an error, and so are the later
 /// steps of its sequence. Step 0, and an independent case, start from the initial state.
-std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden,
-                              const Tolerance& tolerance);
+std::vector<CaseResult> check(const Artifact& artifact, const Golden& golden);
 
 /// Returns the worst verdict over the cases; fail if all of them were refused.
 Verdict verdict_of(const std::vector<CaseResult>& cases);

@@ -288,12 +288,6 @@ std::filesystem::path golden_of(const std::filesystem::path& artifact) {
   return beside(artifact);
 }
 
-Tolerance tolerance_of(const Options& options, Tolerance golden) {
-  golden.rtol = options.rtol.value_or(golden.rtol);
-  golden.atol = options.atol.value_or(golden.atol);
-  return golden;
-}
-
 int parse_count(const std::string& what, const std::string& text, int min, int max) {
   int value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);

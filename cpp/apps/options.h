@@ -1,7 +1,6 @@
 #pragma once
 
 #include <exporter/artifact.h>
-#include <exporter/parity.h>
 
 #include <filesystem>
 #include <optional>
@@ -47,9 +46,6 @@ Request parse(int argc, const char* const* argv);
 /// Returns the golden of the artifact's bundle: beside the artifact or, if none is there, beside
 /// the target of a link to it. Rejected artifacts are one folder further down.
 std::filesystem::path golden_of(const std::filesystem::path& artifact);
-
-/// Returns the golden's tolerance with the overrides of the command line.
-Tolerance tolerance_of(const Options& options, Tolerance golden);
 
 /// Parses a whole number in [min, max]. Otherwise throws Error(usage) that names `what`.
 int parse_count(const std::string& what, const std::string& text, int min, int max);

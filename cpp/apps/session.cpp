@@ -130,7 +130,7 @@ class Session {
 
   ordered_json answer(const std::string& request) {
     if (request == "check") {
-      auto cases = app::to_json(check(artifact_, golden_, golden_.tolerance));
+      auto cases = app::to_json(check(artifact_, golden_));
       return {{"event", "check"},
               {"cases", std::move(cases)},
               {"provider", artifact_.execution_mode()},

@@ -10,6 +10,16 @@
 namespace exporter::app {
 namespace {
 
+/// Replaces the golden's tolerances by those of the command line.
+void override_tolerances(Golden& golden, const Options& options) {
+  const auto override_one = [&](Tolerance& one) {
+    one.rtol = options.rtol.value_or(one.rtol);
+    one.atol = options.atol.value_or(one.atol);
+  };
+  override_one(golden.tolerance);
+  for (auto& [dtype, own] : golden.tolerances) override_one(own);
+}
+
 std::string text(const std::optional<double>& value, const char* format) {
   char buffer[32];
   if (!value) return "-";
@@ -88,8 +98,9 @@ int verify(const Options& options) {
   OpenOptions open = options.open;
   open.require_sha256 = true;
   const Artifact artifact = Artifact::open(options.artifact, open);
-  const Golden golden = read_golden(options);
-  const auto cases = check(artifact, golden, tolerance_of(options, golden.tolerance));
+  Golden golden = read_golden(options);
+  override_tolerances(golden, options);
+  const auto cases = check(artifact, golden);
   const Verdict verdict = verdict_of(cases);
   if (options.json) {
     const nlohmann::ordered_json json = {{"artifact", options.artifact.string()},

@@ -46,11 +46,23 @@ std::string text(const json& node, const char* name) {
   return found.get<std::string>();
 }
 
-Tolerance read_tolerance(const json& node) {
-  const json& own = field(node, "tolerance");
+Tolerance read_tolerance(const json& node, const std::string& name) {
+  const json& own = field(node, name.c_str());
   Tolerance tolerance{number(own, "rtol"), number(own, "atol"), number(own, "k")};
   if (own.contains("min_cosine")) tolerance.min_cosine = number(own, "min_cosine");
   return tolerance;
+}
+
+/// Returns the tolerances of outputs in other dtypes; goldens without such outputs have none.
+std::map<std::string, Tolerance> read_tolerances(const json& about) {
+  std::map<std::string, Tolerance> tolerances;
+  const auto found = about.find("tolerances");
+  if (found == about.end()) return tolerances;
+  TORCH_CHECK(found->is_object(), "`tolerances` is not an object");
+  for (const auto& [dtype, own] : found->items()) {
+    tolerances.emplace(dtype, read_tolerance(*found, dtype));
+  }
+  return tolerances;
 }
 
 /// Returns the `count` tensors named `prefix.0`, `prefix.1` and so on.
@@ -149,13 +161,14 @@ void take_stored(Golden& golden, const SafeTensors& file, const std::string& pre
   }
 }
 
-/// Replaces eager's outputs by its outputs in a precision, and the tolerance by that precision's.
+/// Replaces eager's outputs by its outputs in a precision, and all tolerances by that precision's.
 void take_precision(Golden& golden, const SafeTensors& file, const std::string& precision) {
   const auto all = file.about.find("precisions");
   const bool is_known = all != file.about.end() && all->contains(precision);
   TORCH_CHECK(is_known, "it was made without ", precision);
   const json& own = all->at(precision);
-  golden.tolerance = read_tolerance(own);
+  golden.tolerance = read_tolerance(own, "tolerance");
+  golden.tolerances.clear();
   const json& eager = list(own, "eager");  // empty if float32's outputs are used
   TORCH_CHECK(eager.empty() || eager.size() == golden.cases.size(), "it has ", eager.size(),
               " cases in ", precision, ", but ", golden.cases.size(), " cases in all");
@@ -174,7 +187,7 @@ void take_precision(Golden& golden, const SafeTensors& file, const std::string& 
 Golden read_golden(const SafeTensors& file, const std::string& precision) {
   const auto schema = whole(file.about, "schema");
   TORCH_CHECK(schema == kSchema, "schema ", schema, " is not known, only ", kSchema);
-  Golden golden{read_tolerance(file.about), {}};
+  Golden golden{read_tolerance(file.about, "tolerance"), {}, read_tolerances(file.about)};
   const json& cases = list(file.about, "cases");
   for (std::size_t i = 0; i < cases.size(); ++i) {
     golden.cases.push_back(read_case(file, cases[i], i));
@@ -197,6 +210,11 @@ void refuse_pickle(const File& file) {
 }
 
 }  // namespace
+
+const Tolerance& Golden::tolerance_of(const at::Tensor& eager) const {
+  const auto found = tolerances.find(dtype_name(eager.scalar_type()));
+  return found == tolerances.end() ? tolerance : found->second;
+}
 
 Golden Golden::read(const std::filesystem::path& path, const std::string& precision) {
   require_unaltered(path, ErrorKind::golden);

@@ -513,6 +513,8 @@ TEST_CASE("refuses invalid goldens") {
   CHECK_ERROR(golden, "`seed` is missing", open(broken().altered(name, "seed", "sead")));
   CHECK_ERROR(golden, "schema 7 is not known, only 3",
               open(broken().altered(name, "\\\"schema\\\": 3", "\\\"schema\\\": 7")));
+  CHECK_ERROR(golden, "`k` is missing",
+              open(broken().altered(name, "\\\"k\\\": 3.5", "\\\"j\\\": 3.5")));
   CHECK_ERROR(golden, "tensor cases.0.inputs.0 is missing",
               open(broken().altered(name, "cases.0.inputs.0", "cases.0.inputz.0")));
   CHECK_ERROR(golden, "`schema` is missing", open(fixtures() / "inputs.safetensors"));
@@ -616,6 +618,9 @@ TEST_CASE("reads precisions") {
   CHECK(half.tolerance.rtol == 0.016);
   CHECK(!half.tolerance.min_cosine);
   CHECK(*crude.tolerance.min_cosine == 0.995);
+  CHECK(usual.tolerance_of(at::empty({}, at::kHalf)).k == 3.5);
+  CHECK(usual.tolerance_of(at::empty({}, at::kFloat)).k == 2);
+  CHECK(half.tolerance_of(at::empty({}, at::kHalf)).k == 3);
   REQUIRE(half.cases.size() == usual.cases.size());
   REQUIRE(crude.cases.size() == usual.cases.size() - 1);
   CHECK(!at::equal(half.cases[0].eager[0], usual.cases[0].eager[0]));

@@ -240,6 +240,21 @@ class Commands(unittest.TestCase):
         loose = call("verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors", "--atol", 0.1)
         self.assertEqual(loose.returncode, 0)
 
+    def test_verify_judges_each_output_by_the_tolerance_of_its_dtype(self) -> None:
+        golden = goldens.load(FIXTURES / "golden.safetensors")
+        for case in golden["cases"]:
+            case["reference"][0] += 1e-6
+            case["eager"][0] = case["reference"][0].float()
+        words = ["verify", FIXTURES / "model.pt", "--golden", self.directory / "golden.safetensors"]
+        golden["tolerance"], float32 = {"rtol": 1e-7, "atol": 1e-8, "k": 2.0}, golden["tolerance"]
+        for others, code in (({}, 1), ({"float32": float32}, 0), ({"float64": float32}, 1)):
+            goldens.save({**golden, "tolerances": others}, self.directory / "golden.safetensors")
+            self.assertEqual(call(*words).returncode, code, others)
+            done = call("session", *words[1:], stdin="check\n")
+            self.assertEqual("FAIL" in done.stdout, bool(code), done.stdout)
+        goldens.save({**golden, "tolerances": {"float32": float32}}, self.directory / "golden.safetensors")
+        self.assertEqual(call(*words, "--rtol", 0, "--atol", 0).returncode, 1)
+
     def test_verify_reports_a_case_outside_the_contract(self) -> None:
         golden = goldens.load(FIXTURES / "golden.safetensors")
         golden["cases"][0]["inputs"] = golden["cases"][0]["inputs"][:1]

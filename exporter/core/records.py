@@ -187,7 +187,9 @@ class GoldenRecord:
         "RMSE of eager against the reference; null without floating outputs.", minimum=0
     )
     repeatable: bool = described("Whether eager gave the same values twice.")
-    tolerances: dict[str, Tolerance] = described("Those of other precisions than fp32, by their names.", dict)
+    tolerances: dict[str, Tolerance] = described(
+        "Those of outputs in other dtypes than the highest, and of other precisions than fp32, by their names.", dict
+    )
     unsteady: str = described("Why eager gives other values at a second run; empty where it is repeatable.", "")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from exporter.core.contract_records import Contract
 from exporter.evidence import diagnosis, golden
+from exporter.evidence.parity import Limits
 from exporter.workers.session import server
 
 
@@ -28,10 +29,10 @@ def warm_up(channel: socket.socket, golden_path: str, folder: str, one_row: bool
 
 def arrays(
     channel: socket.socket, golden_path: str, path: str, promised: Contract
-) -> tuple[list[tuple[str, int]], list[float]]:
+) -> tuple[list[tuple[str, int]], list[Limits]]:
     """Write the golden's cases that a contract allows as a NumPy `.npz`.
 
-    Return their names and seeds, and the typical size of each output in the whole golden.
+    Return their names and seeds, and the limits of each output.
 
     The keys are CASE.KIND.INDEX, where CASE and INDEX are numbers and KIND is inputs, eager, reference or stored. Of a
     sequence of calls only the first is written, because later calls depend on the artifact's own outputs.
@@ -45,5 +46,4 @@ def arrays(
         for index, tensor in enumerate(getattr(case, kind))
     }
     np.savez_compressed(path, **named)
-    typical = [one.typical for one in server.limits(whole)]
-    return [(case.name, case.record.seed) for case in cases], typical
+    return [(case.name, case.record.seed) for case in cases], server.limits(whole)

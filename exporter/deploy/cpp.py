@@ -219,8 +219,8 @@ def _judge(root: Path, manifest: Manifest, variant: VariantRecord, start: Start)
 def _mapped(pid: int) -> set[Path]:
     """Return the files from which a process has mapped executable code (proc(5), maps; a newline is \\012 there)."""
     lines = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
-    code = {fields[5] for fields in lines if len(fields) == 6 and "x" in fields[1]}
-    return {Path(file.replace("\\012", "\n")) for file in code if file.startswith("/") and not file.startswith("/memfd:")}
+    code = {fields[5].replace("\\012", "\n") for fields in lines if len(fields) == 6 and "x" in fields[1]}
+    return {Path(file) for file in code if file.startswith("/") and not file.startswith("/memfd:")}
 
 
 def _is_in(file: Path, *folders: Path) -> bool:

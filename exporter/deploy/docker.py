@@ -153,14 +153,11 @@ def _with_onnxruntime(root: Path, place: Path, manifest: Manifest, variant: Vari
 def _write_golden(model: Path, place: Path, manifest: Manifest, artifact: str, promised: Contract) -> None:
     recorded = golden(place, manifest)
     layout.verify(place, recorded)
-    assert manifest.golden is not None
-    tolerance = manifest.golden.tolerances.get(promised.precision, manifest.golden.tolerance)
     arguments = {"path": str(model / "golden.npz"), "golden_path": str(place / recorded.path), "promised": promised}
     with Zygote() as zygote, tempfile.TemporaryDirectory(prefix="exporter-") as logs:
-        cases, typical = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
+        cases, limits = zygote.run("golden", "exporter.deploy.child:arrays", arguments, Path(logs) / "log", TIMEOUT_S)
     level = _ort_level.NAMES[_ort_level.recorded(place / artifact)]
-    config = {"model": artifact, "tolerance": asdict(tolerance), "cases": cases, "graph_optimization": level}
-    config["typical"] = typical
+    config = {"model": artifact, "limits": list(map(asdict, limits)), "cases": cases, "graph_optimization": level}
     config["session_options"] = [_ort_level.parse(one) for one in _ort_level.session_options(place / artifact)]
     (model / "golden.json").write_text(json.dumps(config) + "\n")
 

@@ -24,7 +24,7 @@ def replay(place: Path) -> Parity:
     import onnxruntime  # after exporter, whose import disables the telemetry
 
     config = json.loads((place / "golden.json").read_text())
-    limits = [Limits(**config["tolerance"], typical=typical) for typical in config["typical"]]
+    limits = [Limits(**one) for one in config["limits"]]
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, config["graph_optimization"])
     for name, value in config["session_options"]:

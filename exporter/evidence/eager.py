@@ -15,7 +15,7 @@ import torch
 
 from exporter.core import causes, source_lines, time_limit
 from exporter.core.errors import ExporterError, ExportError
-from exporter.core.parity_records import Tolerance
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import casts, nonfinite, perturbations
 from exporter.model import custom_ops, mixture_of_experts, placement, tensors, widening
 from exporter.model.tensors import Tensors
@@ -159,7 +159,9 @@ def _bounded(output: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
     return torch.where(beyond & eager.isfinite(), eager.double(), output.double())
 
 
-def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance, limit_s: float) -> bool:
+def is_settled(
+    module: torch.nn.Module, data: Tensors, device: str, tolerance: OutputTolerances, limit_s: float
+) -> bool:
     """Return whether the model accepts these values and rounding, of its inputs or its own, hardly changes the outputs.
 
     Raises time_limit.OutOfTime if a call takes longer than `limit_s` seconds.
@@ -172,7 +174,7 @@ def is_settled(module: torch.nn.Module, data: Tensors, device: str, tolerance: T
 
 
 def settled_outputs(
-    module: torch.nn.Module, data: Tensors, device: str, tolerance: Tolerance, limit_s: float
+    module: torch.nn.Module, data: Tensors, device: str, tolerance: OutputTolerances, limit_s: float
 ) -> Tensors | None:
     """Return the outputs; None if the model does not accept these values, or rounding of its inputs changes them.
 

@@ -66,13 +66,15 @@ class Golden:
     """Cases and their tolerance. The first case is the example.
 
     `precisions` holds what differs for artifacts that compute in another precision. `nonfinite` holds the values that
-    artifacts of every precision must propagate, or None if this was not determined.
+    artifacts of every precision must propagate, or None if this was not determined. `tolerances` holds those of outputs
+    in other dtypes than the one that `tolerance` is for, by dtype.
     """
 
     cases: tuple[Case, ...]
     tolerance: Tolerance
     precisions: Mapping[str, Precision] = field(default_factory=dict)
     nonfinite: tuple[NonFinite, ...] | None = None
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
 
     def of(self, precision: str) -> Golden:
         """Return the golden for artifacts of one precision. Raises ArtifactError if the golden lacks this precision."""
@@ -157,7 +159,7 @@ def save(golden: Golden, path: Path) -> None:
         stored.update({f"{prefix}.{index}": tensor for index, tensor in enumerate(tensors)})
         return len(tensors)
 
-    about = {
+    about: dict[str, Any] = {
         "schema": SCHEMA,
         "tolerance": _plain_tolerance(golden.tolerance),
         "cases": [
@@ -177,6 +179,8 @@ def save(golden: Golden, path: Path) -> None:
             for name, own in golden.precisions.items()
         },
     }
+    if golden.tolerances:
+        about["tolerances"] = {dtype: _plain_tolerance(own) for dtype, own in golden.tolerances.items()}
     if golden.nonfinite is not None:
         about["nonfinite"] = [
             {
@@ -218,7 +222,8 @@ def read(path: Path) -> Golden:
         }
         spoilt = data.get("nonfinite")
         nonfinite = None if spoilt is None else tuple(map(_nonfinite, spoilt))
-        return Golden(cases, Tolerance(**data["tolerance"]), others, nonfinite)
+        tolerances = {dtype: Tolerance(**own) for dtype, own in data.get("tolerances", {}).items()}
+        return Golden(cases, Tolerance(**data["tolerance"]), others, nonfinite, tolerances)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}", error.remedy) from error
     except Exception as error:  # a broken file can raise anything

@@ -13,6 +13,7 @@ from exporter.core.errors import ExporterError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import eager, golden, nonfinite, operations, perturbations, repeatability
 from exporter.evidence.findings import NOT_TO_THE_BIT, Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
@@ -65,7 +66,7 @@ def make(
     module: torch.nn.Module,
     inputs: MakeInputs,
     plan: Plan,
-    tolerance: Tolerance,
+    tolerance: OutputTolerances,
     device: str,
     make_references: MakeReferences = eager.references_also,
 ) -> tuple[Golden, Findings]:
@@ -98,7 +99,7 @@ def make(
         unsteady, said = repeatability.drawn(list(zip(calls, outputs, strict=True)))
         notes += said
     if unsteady and unsteady != NOT_TO_THE_BIT:
-        tolerance = replace(tolerance, k=0.0)  # the error of an unrepeatable eager does not measure rounding
+        tolerance = tolerance.without_eager()  # the error of an unrepeatable eager does not measure rounding
     both = [(data, given) for _, data, given in unusual]
     references, others, kind = make_references(module, list(chosen.values()), outputs, both)
     cases = [
@@ -110,10 +111,9 @@ def make(
             notes.append(f"{case.name} was not checked, because the model fails there in float64")
         elif perturbations.settled(given, exact, tolerance):
             cases.append(Case(case, data, given, exact if kind == "float64" else eager.in_float64(given)))
-    measured = golden.noise(cases[:planned])
-    records = tuple(case.record for case in cases)
-    findings = Findings(records, kind, tolerance, measured, unsteady, tuple(dict.fromkeys(notes)))
-    return Golden(tuple(cases), tolerance), findings
+    records, said = tuple(case.record for case in cases), tuple(dict.fromkeys(notes))
+    found = Findings(records, kind, tolerance.highest, golden.noise(cases[:planned]), unsteady, said, tolerance.others)
+    return Golden(tuple(cases), tolerance.highest, tolerances=tolerance.others), found
 
 
 def nonfinite_of(

@@ -57,13 +57,13 @@ class OutputParity:
     cause: str = ""  # of a failure: a name in exporter.core.causes
 
 
-def limits(tolerance: Tolerance, references: Sequence[Sequence[Array]]) -> list[Limits]:
-    """Return the limits of each output. `references` holds its float64 reference in each case, in any shape.
+def limits(tolerances: Sequence[Tolerance], references: Sequence[Sequence[Array]]) -> list[Limits]:
+    """Return the limits of each output from its tolerance. `references` holds its float64 reference in each case.
 
-    References with more than FEW elements do not count and may be empty.
+    The references may have any shape. Those with more than FEW elements do not count and may be empty.
     """
     outputs = zip_longest(*references, fillvalue=np.zeros(0))
-    return [Limits(**vars(tolerance), typical=_typical(one)) for one in outputs]
+    return [Limits(**vars(own), typical=_typical(one)) for own, one in zip(tolerances, outputs, strict=True)]
 
 
 @np.errstate(over="ignore")

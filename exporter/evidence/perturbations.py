@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 
 from exporter.core.parity_records import Tolerance
+from exporter.core.tolerances import OutputTolerances
+from exporter.model.flattening import dtype_name
 from exporter.model.tensors import Tensors, in_float64, is_inexact
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -77,12 +79,13 @@ def _rounding(dtype: torch.dtype) -> float:
     return min(PERTURBATION, ROUNDINGS * torch.finfo(dtype).eps)
 
 
-def settled(outputs: Tensors, again: Tensors, tolerance: Tolerance) -> bool:
-    """Return whether the outputs are finite and agree within the tolerance.
+def settled(outputs: Tensors, again: Tensors, tolerance: OutputTolerances) -> bool:
+    """Return whether the outputs are finite and agree within the tolerance of their dtype.
 
     Outputs that rounding decides prove nothing about an artifact.
     """
-    return all(a.shape == b.shape and _close(a, b, tolerance) for a, b in zip(outputs, again, strict=True))
+    pairs = zip(outputs, again, strict=True)
+    return all(a.shape == b.shape and _close(a, b, tolerance.of(dtype_name(a.dtype))) for a, b in pairs)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor, tolerance: Tolerance) -> bool:

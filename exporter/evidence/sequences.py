@@ -16,6 +16,7 @@ import torch
 
 from exporter.core import precisions, time_limit
 from exporter.core.parity_records import CaseRecord, Tolerance
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import casts, eager, golden, make_golden, nonfinite, perturbations, repeatability
 from exporter.evidence.findings import Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
@@ -114,7 +115,7 @@ def _widen(found: Outputs, outputs: Outputs) -> Outputs:
 
 
 def make(
-    calls: Calls, inputs: MakeInputs, plan: make_golden.Plan, tolerance: Tolerance, device: str
+    calls: Calls, inputs: MakeInputs, plan: make_golden.Plan, tolerance: OutputTolerances, device: str
 ) -> tuple[Golden, Findings]:
     """Run eager through SEQUENCES of STEPS calls at every planned size, and with changed values at the first.
 
@@ -141,16 +142,17 @@ def make(
     if draws and not unsteady:
         again = [partial(_joined_run, calls, given, device) for given in chosen.values()]
         outputs = [_joined([case.eager for case in sequence]) for sequence in made]
-        unsteady, said = repeatability.drawn(list(zip(again, outputs, strict=True)))
-        notes += said
+        unsteady, drawn = repeatability.drawn(list(zip(again, outputs, strict=True)))
+        notes += drawn
     if unsteady:
-        tolerance = replace(tolerance, k=0.0)
+        tolerance = tolerance.without_eager()
     noise = golden.noise([case for sequence in made[:planned] for case in sequence])
     flat = tuple(case for sequence in made for case in sequence)
     records = tuple(case.record for case in flat)
     reference = "float64" if wide else "eager"
-    findings = Findings(records, reference, tolerance, noise, unsteady, tuple(dict.fromkeys(notes)))
-    return Golden(flat, tolerance), findings
+    said = tuple(dict.fromkeys(notes))
+    findings = Findings(records, reference, tolerance.highest, noise, unsteady, said, tolerance.others)
+    return Golden(flat, tolerance.highest, tolerances=tolerance.others), findings
 
 
 def _joined_run(calls: Calls, given: Outputs, device: str) -> Tensors:
@@ -226,7 +228,7 @@ def _cases(
         yield Case(replace(first, name=name, step=step), data, got, reference)
 
 
-def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: Tolerance, limit_s: float) -> bool:
+def _is_settled(calls: Calls, given: Outputs, device: str, tolerance: OutputTolerances, limit_s: float) -> bool:
     """Do what `eager.is_settled` does, for a sequence."""
     try:
         with time_limit.stop_after(limit_s):

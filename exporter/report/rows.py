@@ -8,6 +8,7 @@ from typing import NamedTuple
 from exporter.core import runners, tuning_records
 from exporter.core.records import EAGER, UNCHECKED, Manifest, SessionRecord, VariantRecord
 from exporter.core.timing_records import Timing, runs_for
+from exporter.core.tolerances import OutputTolerances
 
 VS = "vs "  # before the baseline's name
 UNSTABLE = "~ unstable: the interval stayed wider than ±3%;"  # followed by a remedy
@@ -267,7 +268,7 @@ def heading(manifest: Manifest) -> list[str]:
     if manifest.golden:
         golden = manifest.golden
         noise = "" if golden.eager_rmse is None else f"; eager's own error {golden.eager_rmse:.1e} RMSE"
-        tolerance = f"rtol {golden.tolerance.rtol:g}, atol {golden.tolerance.atol:g}"
+        tolerance = OutputTolerances(golden.tolerance, golden.tolerances)
         reference = (
             "eager in float64" if golden.reference == "float64" else "eager, because the model does not run in float64"
         )

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from exporter.core.contract_records import Contract
-from exporter.core.parity_records import Tolerance
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import casts, eager, perturbations
 from exporter.model import tensor_files
 from exporter.model.tensors import Tensors
@@ -45,7 +45,7 @@ class References:
 
     job: Job
     contract: Contract
-    tolerance: Tolerance
+    tolerance: OutputTolerances
     _new: tuple[str, list[Tensors], float] | None = None  # key, references, and the seconds that computing them took
 
     def __call__(

@@ -24,6 +24,7 @@ from exporter.core.parity_records import SizeLimit, Tolerance, Warned
 from exporter.core.precisions import SMALL_WEIGHTS
 from exporter.core.records import EAGER
 from exporter.core.size_range import Range, Sizes
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import eager as eager_calls
 from exporter.evidence import golden, make_golden, narrowing, perturbations, samples, sequences
 from exporter.evidence.diagnosis import outside
@@ -107,7 +108,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     tell(channel, "prepared", prepared)
     widening.allow(int(hear(channel)))  # the parent sends the bytes allowed for float64 weights when the turn comes
     stand_back(BACKGROUND)  # the exports waited for this job; from here on they run beside it
-    usual = making.tolerance.over(tolerances.of_outputs({spec.dtype for spec in found.outputs}))
+    usual = tolerances.of_outputs({spec.dtype for spec in found.outputs}, making.tolerance)
     others = {name: making.tolerance.over(tolerances.BY_PRECISION[precisions.base(name)]) for name in making.precisions}
     make = _make_sequences if loaded.state else _make_cases
     kept = job.options.keep_float
@@ -115,7 +116,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
     planned = make_golden.Plan(plan, loaded.symbols, points, unusual, nonfinite, kept)
     made, findings = make(job, loaded, found, planned, usual, others)
     golden.save(made, making.path)
-    return replace(findings, tolerances=others)
+    return replace(findings, tolerances={**findings.tolerances, **others})
 
 
 def _planned(
@@ -132,11 +133,11 @@ def _planned(
     return tuple(plan)
 
 
-Tolerances = dict[str, Tolerance]
+Tolerances = dict[str, Tolerance]  # by precision
 
 
 def _make_cases(
-    job: Job, loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances
+    job: Job, loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: OutputTolerances, others: Tolerances
 ) -> tuple[golden.Golden, Findings]:
     """Make the golden of a model without state: one call for each case and for each of the recipe's samples."""
     device, references = job.options.device, References(job, found, usual)
@@ -157,7 +158,7 @@ def _make_cases(
 
 
 def _make_sequences(
-    job: Job, loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: Tolerance, others: Tolerances
+    job: Job, loaded: LoadedModel, found: Contract, plan: make_golden.Plan, usual: OutputTolerances, others: Tolerances
 ) -> tuple[golden.Golden, Findings]:
     """Make the golden of a model with state, whose cases are sequences of calls."""
     assert isinstance(loaded.module, StatefulModule)

@@ -67,6 +67,7 @@ def test_the_image_with_onnxruntime(bundle: Path, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "context" / "model" / "golden.json").read_text())
     assert config["graph_optimization"] == "ORT_ENABLE_ALL"
     assert config["session_options"] == []
+    assert {(one["rtol"], one["min_cosine"]) for one in config["limits"]} == {(1e-4, None)}
 
 
 def test_the_image_runs_with_the_options_of_the_session(bundle: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import goldens
 
-from exporter.core import time_limit
+from exporter.core import time_limit, tolerances
 from exporter.core.errors import ArtifactError, ExportError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.core.size_range import Range
@@ -34,7 +34,7 @@ def inputs(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
 def make(model: torch.nn.Module, *plan: tuple[int, int], whole: tuple[str, ...] = ()) -> tuple[golden.Golden, Findings]:
     sizes = [({"batch": batch}, seed) for batch, seed in plan or ((2, 0), (2, 1), (3, 0))]
     module = FlatModule(model, flatten_inputs(model, inputs(*sizes[0]))).eval()
-    return make_golden.make(module, inputs, make_golden.Plan(sizes, SYMBOLS, whole), TOLERANCE, "cpu")
+    return make_golden.make(module, inputs, make_golden.Plan(sizes, SYMBOLS, whole), tolerances.of_outputs(()), "cpu")
 
 
 VALUES = tuple(f"batch=2 {change}" for change in ("zeros", "ones", "negative", "large", "tiny"))
@@ -198,6 +198,42 @@ def test_the_limits_of_a_dtype_are_no_error_of_eager() -> None:
     assert made.cases[0].reference[0].max() == torch.finfo(torch.float32).max
 
 
+class Mixed(torch.nn.Module):
+    """Takes float64, and returns float64 and what it computes in float32."""
+
+    def __init__(self, unsteady: bool = False) -> None:
+        super().__init__()
+        self.linear, self.unsteady = torch.nn.Linear(4, 3), unsteady
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x.float())
+        return x.sum(-1), y + torch.rand_like(y) if self.unsteady else y
+
+
+def test_each_output_has_the_tolerance_of_its_dtype(tmp_path: Path) -> None:
+    """Values at which the float32 output has only its rounding error are cases too."""
+
+    def make_mixed(model: torch.nn.Module) -> tuple[golden.Golden, Findings]:
+        def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor, ...]:
+            return tuple(x.double() for x in inputs(sizes, seed))
+
+        torch.manual_seed(0)
+        module = FlatModule(model, flatten_inputs(model, data({"batch": 2}, 0))).eval()
+        plan = make_golden.Plan([({"batch": 2}, 0)], SYMBOLS)
+        return make_golden.make(module, data, plan, tolerances.of_outputs({"float64", "float32"}), "cpu")
+
+    made, findings = make_mixed(Mixed())
+    assert [case.name for case in made.cases] == ["batch=2", *VALUES]
+    assert (made.tolerance, findings.tolerance) == (tolerances.FLOAT64, tolerances.FLOAT64)
+    assert made.tolerances == findings.tolerances == {"float32": tolerances.FLOAT32}
+    golden.save(replace(made, precisions={"bf16": golden.Precision(TOLERANCE)}), tmp_path / "golden.safetensors")
+    read = golden.read(tmp_path / "golden.safetensors")
+    assert (read.tolerance, read.tolerances) == (made.tolerance, made.tolerances)
+    assert (read.of("bf16").tolerance, read.of("bf16").tolerances) == (TOLERANCE, {})
+    made, _ = make_mixed(Mixed(unsteady=True))
+    assert (made.tolerance.k, made.tolerances["float32"].k) == (0, 0)
+
+
 class Random(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
@@ -247,7 +283,7 @@ def test_changing_attributes_are_reported_by_name() -> None:
             self.history.append(x.mean())
             return x * self.scale + torch.stack(self.history).sum()
 
-    plan, tolerance = make_golden.Plan([({"batch": 2}, 0)], {}), Tolerance(1e-4, 1e-5, 2.0)
+    plan, tolerance = make_golden.Plan([({"batch": 2}, 0)], {}), tolerances.of_outputs(())
     _, findings = make_golden.make(Remembers(), lambda sizes, seed: (torch.ones(2, 3),), plan, tolerance, "cpu")
     assert findings.unsteady.startswith("the model changes its steps, history.")
 

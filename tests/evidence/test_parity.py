@@ -213,7 +213,7 @@ def test_what_cancels_out_is_as_good_as_eagers() -> None:
 def test_few_elements_near_zero_are_judged_by_the_typical_size() -> None:
     """No relative error says anything about them, and neither does their cosine."""
     values = (2.0, -2.0, 2.0, 0.1, 1e6, 3.0, 1.0, np.inf)
-    made = limits(TOLERANCE, [[np.full((1, 1), v), np.ones((3, 3)), np.ones(2, np.int64)] for v in values])
+    made = limits([TOLERANCE] * 3, [[np.full((1, 1), v), np.ones((3, 3)), np.ones(2, np.int64)] for v in values])
     assert [one.typical for one in made] == [2, 0, 0]
 
     def judged(got: Any, eager: Any, typical: float, name: str = "y") -> OutputParity:

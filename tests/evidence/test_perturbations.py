@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from exporter.core import tolerances
-from exporter.core.parity_records import Tolerance
 from exporter.core.size_range import Range
 from exporter.evidence import make_golden, perturbations
 
@@ -60,7 +59,7 @@ def test_perturbation_scales_with_the_rounding_of_the_dtype(dtype: torch.dtype) 
     """With a perturbation beyond the tolerance, a float64 model would keep no changed values at all."""
     data = (torch.linspace(-1, 1, 100).to(dtype), torch.arange(3))
     once, again = perturbations.perturbed(data, 1), perturbations.perturbed(data, -1)
-    assert perturbations.settled(once, again, tolerances.BY_DTYPE[str(dtype).removeprefix("torch.")])
+    assert perturbations.settled(once, again, tolerances.of_outputs({str(dtype).removeprefix("torch.")}))
     assert torch.equal(once[0], again[0]) == (dtype == torch.bfloat16)
     assert torch.equal(once[1], data[1])
 
@@ -80,7 +79,7 @@ class Steps(torch.nn.Module):
 
 
 def test_complex_outputs_are_settled_within_the_tolerance() -> None:
-    tolerance, values = Tolerance(1e-4, 1e-5, 2.0), torch.tensor([1 + 1j, 100 - 3j])
+    tolerance, values = tolerances.of_outputs(()), torch.tensor([1 + 1j, 100 - 3j])
     assert perturbations.settled((values,), ((values * (1 + 1e-5)).to(torch.complex128),), tolerance)
     assert not perturbations.settled((values,), (values * (1 + 1e-3),), tolerance)
     assert not perturbations.settled((values,), (values.conj(),), tolerance)
@@ -90,7 +89,7 @@ def test_complex_outputs_are_settled_within_the_tolerance() -> None:
 def test_the_golden_keeps_only_settled_values() -> None:
     def make(module: torch.nn.Module) -> tuple[str, ...]:
         plan = make_golden.Plan([({"batch": 2}, 0), ({"batch": 3}, 0)], {"batch": Range(1, 4)})
-        found = make_golden.make(module, data, plan, Tolerance(1e-4, 1e-5, 2.0), "cpu")
+        found = make_golden.make(module, data, plan, tolerances.of_outputs(()), "cpu")
         return tuple(map(str, found[1].cases))
 
     def data(sizes: dict[str, int], seed: int) -> tuple[torch.Tensor]:

@@ -11,6 +11,7 @@ from support.commands import Run
 from torch import nn
 
 from exporter.core.parity_records import Tolerance
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import make_golden, repeatability
 
 PLAN = make_golden.Plan([({"batch": size}, seed) for size in (2, 5) for seed in (0, 1)], {})
@@ -20,7 +21,7 @@ def unsteady(module: nn.Module) -> tuple[str, tuple[str, ...]]:
     def inputs(sizes: Any, seed: int) -> Any:
         return (torch.randn(sizes["batch"], 3, generator=torch.Generator().manual_seed(seed)),)
 
-    findings = make_golden.make(module, inputs, PLAN, Tolerance(1e-4, 1e-5, 2.0), "cpu")[1]
+    findings = make_golden.make(module, inputs, PLAN, OutputTolerances(Tolerance(1e-4, 1e-5, 2.0)), "cpu")[1]
     return findings.unsteady, findings.notes
 
 

@@ -20,6 +20,7 @@ from exporter.core.errors import ContractError
 from exporter.core.parity_records import Tolerance
 from exporter.core.records import Manifest, VariantRecord
 from exporter.core.size_range import Range
+from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import diagnosis, eager, perturbations
 from exporter.evidence import make_golden as goldens
 from exporter.model import flattening, recipes
@@ -33,7 +34,8 @@ FRESH_SEED = 100  # not in any golden
 FRESH_SIZES = 3
 STEPS = 4  # consecutive calls of a model with state
 LIMIT_S = 60.0  # per call
-LOOSE, LOOSE_HALF = Tolerance(1e-2, 1e-3, 2.0), Tolerance(5e-2, 5e-2, 3.0)  # for rounding in a sound module
+# For rounding in a sound module.
+LOOSE, LOOSE_HALF = (OutputTolerances(Tolerance(*one)) for one in ((1e-2, 1e-3, 2.0), (5e-2, 5e-2, 3.0)))
 INTERNAL = re.compile(r"INTERNAL ASSERT|please report a bug|Traceback|object at 0x")  # these help no user
 BARE = re.compile(r"\b(?:Attribute|Key|Index|Name|Type)Error\b|INTERNAL")  # raised by torch, not by the model
 PATTERN = re.compile(
@@ -176,7 +178,7 @@ def _wrong(case: Case, row: VariantRecord, manifest: Manifest, place: Path) -> I
     """Describe how the artifact differs from eager outside the golden."""
     assert row.artifact is not None
     assert manifest.golden is not None
-    tolerance = manifest.golden.tolerance
+    tolerance = OutputTolerances(manifest.golden.tolerance, manifest.golden.tolerances)
     artifact = exporter.open_artifact(place / row.artifact.path, threads=1)
     names = tuple(spec.name for spec in artifact.contract.outputs if not spec.name.startswith(STATE))
     if names != (expected := case.output_names()):

@@ -87,6 +87,27 @@ class told:
         return Mlp()
 
 
+class Sums(torch.nn.Module):
+    """Sums in float64 and in float32."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"wide": x.double().sum(-1), "running": x.cumsum(-1)}
+
+
+class sums:
+    """A recipe with outputs in two dtypes. onnxruntime adds float32 numbers one by one, eager in float64."""
+
+    sizes = {"batch": (1, 32)}
+
+    @staticmethod
+    def load(weights: str) -> torch.nn.Module:
+        return Sums()
+
+    @staticmethod
+    def inputs(batch: int = 2) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(batch, 256)}
+
+
 class InPlace(torch.nn.Module):
     """Changes its input in place."""
 

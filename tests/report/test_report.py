@@ -12,6 +12,7 @@ import pytest
 from support.manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
+from exporter.core import tolerances
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.parity_records import Parity
 from exporter.core.records import ArtifactRecord, Goal, Lifecycle, Manifest, SessionRecord, VariantRecord
@@ -55,6 +56,16 @@ def test_the_table_names_the_model_and_the_machine() -> None:
         assert words in text
     assert "parity over 3 cases against eager in float64, rtol 0.0001, atol 1e-05" in text
     assert "Bundle: artifacts/toy" in text
+
+
+def test_the_table_states_the_tolerances_of_all_dtypes() -> None:
+    assert MANIFEST.golden is not None
+    others = {"float32": tolerances.FLOAT32, "bf16": tolerances.BY_PRECISION["bf16"]}
+    golden = dataclasses.replace(MANIFEST.golden, tolerance=tolerances.FLOAT64, tolerances=others)
+    text = report.render(dataclasses.replace(MANIFEST, golden=golden), "json")
+    assert from_json(Manifest, text).golden == golden
+    text = " ".join(report.render(dataclasses.replace(MANIFEST, golden=golden), "table").split())
+    assert "rtol 1e-07, atol 1e-08, rtol 0.0001, atol 1e-05 for float32; eager's own error" in text
 
 
 @pytest.mark.parametrize(("count", "text"), [(812, "812"), (20_937, "20.9 k"), (109_482_240, "109.5 M")])

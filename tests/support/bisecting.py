@@ -41,6 +41,6 @@ def golden_of(job: Job, folder: Path) -> Path:
     plan = make_golden.Plan(cases, loaded.symbols, unusual=False)
     others = {name: tolerances.BY_PRECISION[name] for name in (job.options.precision,) if name != "fp32"}
     make = tasks._make_sequences if loaded.state else tasks._make_cases
-    made, _ = make(job, loaded, found, plan, tolerances.FLOAT32, others)
+    made, _ = make(job, loaded, found, plan, tolerances.of_outputs(()), others)
     goldens.save(made, folder / "golden.safetensors")
     return folder / "golden.safetensors"

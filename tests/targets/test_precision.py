@@ -92,7 +92,7 @@ def test_a_golden_stores_the_tolerance_and_outputs_of_each_precision(tmp_path: P
     module = Scaled()
     outputs = ("float32", "int64")
     plan = make_golden.Plan([({"batch": 3}, 0)], {"batch": Range(3, 3)})
-    made, _ = make_golden.make(module, lambda sizes, seed: (X, N), plan, tolerances.FLOAT32, "cpu")
+    made, _ = make_golden.make(module, lambda sizes, seed: (X, N), plan, tolerances.of_outputs(()), "cpu")
     others, notes = make_golden.in_precisions(
         made, module, {name: tolerances.BY_PRECISION[name] for name in ("bf16", "int8")}, outputs, "cpu"
     )
@@ -124,7 +124,7 @@ class Stubborn(torch.nn.Module):
 def test_a_model_that_does_not_run_in_a_precision_is_compared_with_float32(tmp_path: Path) -> None:
     module = Stubborn()
     made, _ = make_golden.make(
-        module, lambda sizes, seed: (X,), make_golden.Plan([({}, 0)], {}), tolerances.FLOAT32, "cpu"
+        module, lambda sizes, seed: (X,), make_golden.Plan([({}, 0)], {}), tolerances.of_outputs(()), "cpu"
     )
     others, notes = make_golden.in_precisions(
         made, module, {"bf16": tolerances.BY_PRECISION["bf16"]}, ("float32",), "cpu"

@@ -15,8 +15,8 @@ import pytest
 import torch
 from support.commands import request_for
 
+from exporter.core import tolerances
 from exporter.core.contract_records import Contract
-from exporter.core.parity_records import Tolerance
 from exporter.evidence import eager, golden
 from exporter.model import tensor_files
 from exporter.runs import pipeline
@@ -24,7 +24,7 @@ from exporter.targets import Options
 from exporter.workers import artifact_cache, reference_cache
 from exporter.workers.reference_cache import References
 
-TOLERANCE = Tolerance(1e-4, 1e-5, 2.0)
+TOLERANCE = tolerances.of_outputs(())
 DATA = [(torch.ones(2, 3),), (torch.full((1, 3), 0.5),)]
 UNUSUAL = [(torch.full((2, 3), -2.0),)]
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from exporter import targets
+from exporter.core import tolerances
 from exporter.core.errors import ArtifactError, JobError
 from exporter.core.parity_records import CaseRecord, Tolerance
 from exporter.evidence import golden as goldens
@@ -382,6 +383,19 @@ def test_a_native_session_that_crashed_between_requests(native) -> None:
     session._process.wait()
     with pytest.raises(JobError, match="ended with exit code 0"):
         session.time(1)
+
+
+def test_each_output_is_judged_by_the_tolerance_of_its_dtype() -> None:
+    exact = torch.ones(3, dtype=torch.float64)
+    cases = (Case(CaseRecord("a"), (exact,), (exact, exact.float()), (exact, exact)),)
+
+    def judged(error: float, **others: Tolerance) -> list[str]:
+        judge = server.Judge(Golden(cases, tolerances.FLOAT64, tolerances=others), ("y", "z"))
+        return [one.verdict for one in judge.compare((exact + error, exact.float() + error), cases[0])]
+
+    assert judged(1e-6) == ["FAIL", "FAIL"], "a golden of an earlier release"
+    assert judged(1e-6, float32=tolerances.FLOAT32) == ["FAIL", "rounding"]
+    assert judged(1e-3, float32=tolerances.FLOAT32) == ["FAIL", "FAIL"]
 
 
 def test_a_small_value_is_judged_by_the_typical_size_of_its_output() -> None:

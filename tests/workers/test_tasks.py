@@ -17,7 +17,7 @@ from support.commands import RECIPES, Run, request_for
 
 import exporter
 from exporter import report, targets
-from exporter.core import environment
+from exporter.core import environment, tolerances
 from exporter.core.contract import Narrowing
 from exporter.core.contract_records import Contract, TensorSpec
 from exporter.core.errors import ContractError
@@ -310,6 +310,17 @@ def test_sizes_that_add_up_are_also_checked_at_their_least_together(run: Run) ->
     assert variants(manifest)["export"].status == "passed", variants(manifest)["export"].reason
     least = torch.ones(2, 1), torch.ones(2, 1), torch.ones(2, 2)
     torch.export.load(place / "exported.pt2").module()(*least)  # raised "Guard failed"
+
+
+def test_a_float32_output_beside_a_float64_one_may_have_its_rounding_error(run: Run) -> None:
+    manifest, _ = run("tiny:sums", "onnx")
+    made = variants(manifest)["onnx"]
+    assert manifest.golden is not None
+    assert manifest.golden.tolerance == tolerances.FLOAT64
+    assert manifest.golden.tolerances == {"float32": tolerances.FLOAT32}
+    assert made.parity is not None
+    assert made.parity.rmse_ratio is not None
+    assert made.parity.rmse_ratio > 5, "too much for the rule without the tolerance"
 
 
 @pytest.mark.parametrize(("model", "right"), [(stepped.Branch(), False), (torch.nn.ReLU(), True)])

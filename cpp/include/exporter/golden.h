@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,13 +29,18 @@ struct GoldenCase {
   std::vector<at::Tensor> stored = {};
 };
 
-/// Cases and their tolerance (docs/formats.md, schema 3). There is at least one case; the first is
+/// Cases and their tolerances (docs/formats.md, schema 3). There is at least one case; the first is
 /// the example, which is the one that is timed.
 struct Golden {
   Tolerance tolerance;
   std::vector<GoldenCase> cases;
+  /// Of outputs in other dtypes than the one that `tolerance` is for, by dtype.
+  std::map<std::string, Tolerance> tolerances = {};
 
-  /// Reads the cases and the tolerance for artifacts of one precision. Throws Error(golden) if the
+  /// Returns the tolerance for an output of which this is eager's.
+  const Tolerance& tolerance_of(const at::Tensor& eager) const;
+
+  /// Reads the cases and the tolerances for artifacts of one precision. Throws Error(golden) if the
   /// file is missing, broken, has another schema or lacks that precision, or if the shape or dtype
   /// of a reference does not fit eager's output.
   static Golden read(const std::filesystem::path& path, const std::string& precision = "fp32");

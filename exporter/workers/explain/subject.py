@@ -110,5 +110,5 @@ class Subject:
         limit_s = time_limit.of(lambda: eager.run(self.module, self.example, self.job.options.device))
         for name, changed in perturbations.changed(self.example).items():
             with contextlib.suppress(time_limit.OutOfTime):
-                if eager.is_settled(self.module, changed, self.job.options.device, tolerances.FLOAT32, limit_s):
+                if eager.is_settled(self.module, changed, self.job.options.device, tolerances.of_outputs(()), limit_s):
                     yield f"{name} as values", changed

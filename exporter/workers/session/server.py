@@ -183,10 +183,12 @@ def _find(cases: Sequence[goldens.Case], name: str) -> goldens.Case:
 
 
 def limits(golden: goldens.Golden) -> list[parity.Limits]:
-    """Return the tolerance of each output of a golden."""
+    """Return the tolerance of each output of a golden: that of its dtype."""
+    longest: Tensors = max((case.eager for case in golden.cases), key=len, default=())
+    own = [golden.tolerances.get(dtype_name(e.dtype), golden.tolerance) for e in longest]
     references = [case.reference for case in golden.cases]
     few = [[_array(r) if r.numel() <= parity.FEW else NOT_FEW for r in one] for one in references]
-    return parity.limits(golden.tolerance, few)
+    return parity.limits(own, few)
 
 
 @dataclass(frozen=True)
