@@ -10,7 +10,6 @@
 #include <mutex>
 #include <optional>
 #include <semaphore>
-#include <sstream>
 #include <stdexcept>
 
 #include "device.h"
@@ -190,7 +189,8 @@ class EntriesRunner final : public Runner {
       std::string name = "entry";
       for (const auto& [ignored, size] : entry) {
         sizes.push_back(size);
-        name += "_" + std::to_string(size);  // a stream would group digits, as its locale says
+        name.push_back('_');
+        name += std::to_string(size);  // a stream would group digits, as its locale says
       }
       loaders_.emplace(std::move(sizes), package.load(name));
     }
