@@ -458,7 +458,7 @@ TEST_CASE("returns outputs that the caller owns") {
 TEST_CASE("refuses invalid files") {
   const auto open = [](const fs::path& path) { Artifact::open(path); };
   CHECK_ERROR(artifact, "missing.pt: No such file", open(fixtures() / "missing.pt"));
-  CHECK_ERROR(artifact, "not a file", open(fixtures()));
+  CHECK_ERROR(artifact, "is a directory", open(fixtures()));
   CHECK_ERROR(artifact, "carries no contract", open(fixtures() / "bare.pt"));
   CHECK_ERROR(artifact, "holds no TorchScript, AOTInductor package or exported program",
               open(fixtures() / "inputs.pt"));
