@@ -185,9 +185,10 @@ def signatures(place: Path, trust: signing.Trust) -> Iterator[tuple[str, str, bo
 def sign(place: Path, key: Path | None, ask: Callable[[], str]) -> Path:
     """Verify a bundle, sign it with a key or with sigstore, and return the path of the signature.
 
-    Raises AlteredError if the bundle was altered, and BundleError if the signature cannot be written.
+    Raises AlteredError if the bundle was altered, or has a signature of another provenance, and BundleError if the
+    signature cannot be written.
     """
-    evidence = examine(place, None)
+    evidence = examine(place, signing.ANYBODY)
     evidence.require(evidence.problems | evidence.spoilt)
     if layout.PROVENANCE not in evidence.digests:
         raise ArtifactError(f"{place} has no {layout.PROVENANCE} to sign", "export again: an earlier exporter wrote it")

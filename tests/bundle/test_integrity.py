@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from support.commands import Cli, Run, recipe_path
+from support.commands import Cli, Run, recipe_path, republish
 from support.manifests import manifest, variant
 from support.signatures import flip, write_keys
 
@@ -494,6 +494,16 @@ def test_keys_that_must_not_sign(cli: Cli, bundle: Path, tmp_path: Path, make: C
     done = cli("sign", bundle, "--key", key)
     assert (done.code, f"{key} is not a usable private key: {why}" in done.err) == (2, True)
     assert not (bundle / "provenance.dsse.json").exists()
+
+
+def test_a_signature_of_another_provenance_is_not_replaced(cli: Cli, signed: Path, keys: tuple[Path, Path]) -> None:
+    """It proves that the bundle was altered, even if all other records were written anew."""
+    held = (signed / "provenance.dsse.json").read_bytes()
+    republish(signed, dataclasses.replace(read_manifest(signed), warnings=("another",)))
+    (signed / "provenance.dsse.json").write_bytes(held)
+    done = cli("sign", signed, "--key", keys[0])
+    assert (done.code, "it signs another provenance.json" in " ".join(done.err.split())) == (1, True), done.err
+    assert (signed / "provenance.dsse.json").read_bytes() == held
 
 
 def test_an_altered_bundle_is_not_signed(cli: Cli, bundle: Path, keys: tuple[Path, Path]) -> None:
