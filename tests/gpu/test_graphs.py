@@ -16,6 +16,7 @@ from exporter.core.records import Manifest
 RUNNER = environment.find_runner()
 MODEL = """
 import torch
+import torchvision
 
 
 class Net(torch.nn.Module):
@@ -43,6 +44,21 @@ class Wide(Net):  # its outputs are megabytes
         return y.repeat(1, 200), super().forward(x)
 
 
+class Deforms(torch.nn.Module):  # torchvision's kernels run on the default stream
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4, 3, 3))
+
+    def forward(self, x):
+        image = x.reshape(-1, 4, 4, 4).relu()
+        offset = image.mean(1, keepdim=True).repeat(1, 18, 1, 1)
+        return torchvision.ops.deform_conv2d(image, offset, self.weight, padding=1)
+
+
+def deforms():
+    return Deforms()
+
+
 def waits():
     return Waits()
 
@@ -55,8 +71,8 @@ def net_inputs(batch=2):
     return {"x": torch.randn(batch, 64)}
 
 
-waits_inputs = wide_inputs = net_inputs
-net_sizes = waits_sizes = wide_sizes = {"batch": (1, 64)}
+deforms_inputs = waits_inputs = wide_inputs = net_inputs
+net_sizes = deforms_sizes = waits_sizes = wide_sizes = {"batch": (1, 64)}
 """
 
 pytestmark = pytest.mark.skipif(RUNNER is None, reason="exporter-run is not built")
@@ -171,3 +187,12 @@ def test_out_of_memory_fails_only_its_row(tmp_path: Path) -> None:
     record = json.loads(done.stdout)["variants"][-1]
     assert (done.returncode, record["status"]) == (1, "failed")
     assert "memory" in record["reason"]
+
+
+def test_an_operator_outside_the_current_stream_runs_without_a_graph(tmp_path: Path) -> None:
+    """A graph lacks it: a replay returns what the operator computed while the graph was captured."""
+    manifest, _ = export(tmp_path, "deforms", "--targets", "trace", "--no-bench")
+    (trace,) = manifest.variants
+    assert trace.status == "passed", trace.reason
+    (native,) = [session for session in trace.sessions if session.session == "native"]
+    assert "an operator does not run on the current stream" in native.provider

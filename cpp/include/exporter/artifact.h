@@ -159,7 +159,7 @@ class Artifact {
 
   /// Runs the model three times on `Contract::example_inputs` of each shape, so that no request
   /// pays for first-call work: TorchScript's profiling and fusion, a package's constants, kernels,
-  /// and CUDA graph capture, which runs the model five times. At most OpenOptions::cuda_graphs
+  /// and CUDA graph capture, which runs the model seven times. At most OpenOptions::cuda_graphs
   /// shapes are captured. The inputs are zeros; if the model raises on zeros or takes another code
   /// path, call `run` with real inputs instead. Returns when the device is idle. Afterwards an
   /// artifact that keeps its state is in its initial state, so call this before serving requests.
