@@ -1,6 +1,7 @@
-"""Numbers that a program computes from sizes, in float64 as Python does; torch.onnx.export uses float32.
+"""Numbers that a program computes from sizes, as Python computes them; torch.onnx.export uses float32.
 
-With float32, `int(0.7 * length)` is 63 instead of 62 for a length of 90.
+With float32, `int(0.7 * length)` is 63 instead of 62 for a length of 90. torch.onnx.export also divides negative
+integers towards zero, which makes 23 of `-(-length // 3)` for a length of 70, and Python 24.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 DOUBLE, INT64, FLOAT = 11, 7, 1  # ONNX's numbers of data types
 _ARITHMETIC: dict[Callable[..., Any], str] = {
@@ -40,12 +42,17 @@ def _again(target: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-EXACT = {target: _again(target) for target in (*_ARITHMETIC, *_WHOLE)}
+EXACT = {target: _again(target) for target in (*_ARITHMETIC, *_WHOLE, operator.mod)}
 
 
 def single(number: Any) -> Any:
     """Stand for the conversion to float32 where an operator of tensors takes the number."""
     return number
+
+
+def divided(one: Any, other: Any) -> Any:
+    """Stand for the floor division of integers that are known not to be negative, which ONNX's Div computes."""
+    return one // other
 
 
 def table() -> dict[Any, Callable[..., Any]]:
@@ -65,6 +72,19 @@ def table() -> dict[Any, Callable[..., Any]]:
 
     def whole(name: str) -> Callable[..., Any]:
         return lambda number: ops.Cast(getattr(ops, name)(double(number)), to=INT64)
+
+    def mod(one: Any, other: Any) -> Any:
+        one, other = double(one), double(other)
+        rest, zero = ops.Mod(one, other, fmod=1), double(0.0)
+        outside = ops.And(ops.Not(ops.Equal(rest, zero)), ops.Xor(ops.Less(rest, zero), ops.Less(other, zero)))
+        return ops.Where(outside, ops.Add(rest, other), rest)
+
+    def integer(number: Any) -> Any:
+        return ops.Constant(value_int=number) if isinstance(number, int) else number
+
+    def floordiv(one: Any, other: Any) -> Any:
+        one, other = integer(one), integer(other)
+        return ops.Div(ops.Sub(one, ops.Mod(one, other)), other)  # the remainder has the divisor's sign
 
     def is_exact(*numbers: Any) -> bool:
         return any(hasattr(one, "dtype") and one.dtype == DOUBLE for one in numbers)
@@ -86,6 +106,9 @@ def table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.arange.start_step: arange,
         **{EXACT[target]: arithmetic(name) for target, name in _ARITHMETIC.items()},
         **{EXACT[target]: whole(name) for target, name in _WHOLE.items()},
+        EXACT[operator.mod]: mod,
+        operator.floordiv: floordiv,
+        divided: lambda one, other: ops.Div(integer(one), integer(other)),
         single: lambda number: ops.Cast(number, to=FLOAT),
     }
 
@@ -103,16 +126,24 @@ def _scalar_of(dtype: torch.dtype) -> torch.Tensor:
 
 
 def exact(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Let a program compute numbers with `EXACT`, and return it."""
+    """Let a program compute numbers with `EXACT` and `divided`, and return it."""
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             _rewrite(module.graph)
     return program
 
 
+def _is_not_negative(number: Any) -> bool:
+    """Return whether that is known of a number, at every size that the program takes."""
+    value = number.meta.get("val") if isinstance(number, fx.Node) else number
+    return isinstance(value, int | torch.SymInt) and statically_known_true(value >= 0)
+
+
 def _rewrite(graph: fx.Graph) -> None:
     made: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
+        if node.target is operator.floordiv and all(map(_is_not_negative, node.args)):
+            node.target = divided
         numbers = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.SymFloat)]
         is_number = isinstance(node.meta.get("val"), torch.SymFloat)
         given = tuple(one for one in node.args if one is not None)  # Python's round has no digits

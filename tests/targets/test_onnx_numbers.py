@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from support.translating import Function, Outputs, translated
@@ -26,7 +28,22 @@ def steps(x: torch.Tensor) -> Outputs:
     return (torch.arange(0.0, 1.0, 1 / n), torch.arange(n * 0.7), torch.arange(1, n * 0.3, dtype=x.dtype), x[:n])
 
 
-@pytest.mark.parametrize("function", [counted, steps])
+def negative(x: torch.Tensor) -> Outputs:
+    n = x.shape[0]
+    begin, padded = (n - 700) // 2, -(-n // 8) * 8
+    return (
+        *(x[: -(-n // 3)], x[begin : begin + 3], x * ((n - 32) // 5), x * ((n - 32) // -5), x * (-n // (n - 707))),
+        torch.nn.functional.pad(x, (0, padded - n)).reshape(-1, 8),
+    )
+
+
+def remainders(x: torch.Tensor) -> Outputs:
+    n = x.shape[0]
+    rests = ((n * 0.7) % 7, (n * -0.7) % 7, n % 2.5, (n * 0.7) % -7, 12.5 % (n / 3))
+    return (*(x * rest for rest in rests), x.new_ones(int((n * 0.7) % 7)), x.new_ones(int((n * -0.7) % 7)))
+
+
+@pytest.mark.parametrize("function", [counted, steps, negative, remainders])
 def test_numbers_are_as_exact_as_pythons(function: Function, tmp_path: Path) -> None:
     module, run = translated(function, torch.ones(12), {"length": Range(8, 700)}, tmp_path)
     for length in range(8, 701):
@@ -41,3 +58,9 @@ def test_a_number_of_tensors_stays_single(tmp_path: Path) -> None:
     (got,), (wanted,) = run(torch.ones(9)), module(torch.ones(9))
     assert (got.dtype, wanted.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(got, wanted)
+
+
+def test_a_size_is_divided_by_one_operator(tmp_path: Path) -> None:
+    translated(lambda x: (x[: (x.shape[0] * 3 + 1) // 8],), torch.ones(12), {"length": Range(8, 700)}, tmp_path)
+    counts = Counter(node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node)
+    assert (counts["Div"], counts["Mod"]) == (1, 0)
