@@ -54,8 +54,9 @@ from exporter.model.state import carrying, data_writes, mutation
 from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
 
-# In torch.export's error if the code restricts a size further than requested; the second form has no details.
-VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent")
+# In torch.export's error if the code restricts a size further than requested. The second form has no details; the third
+# is an assertion that fails while torch.export words the first.
+VIOLATED = ("Constraints violated", "Cannot create Dim with inconsistent", "Expected op to be '=='")
 Made = TypeVar("Made")
 # A program, what torch.export fixed, and the lines of checks of values that the program leaves out.
 Watched = tuple[torch.export.ExportedProgram, fixed_dims.Specializations, dict[str, None]]

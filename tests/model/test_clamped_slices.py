@@ -78,6 +78,27 @@ def test_one_program_has_short_and_long_inputs(function: Compute) -> None:
         torch.testing.assert_close(program(x), (function(x),), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("function", "bounds"),
+    [
+        (lambda x: torch.diff(x, n=2, dim=1), Range(2, 4096)),
+        (lambda x: torch.cat((x[:, -8:], x[:, :8], x[:, 4:-4]), 1), Range(2, 4096)),
+        (lambda x: x[:, : (x.shape[1] - 30) // 4] * 2, Range(2, 29)),
+    ],
+)
+def test_bounds_that_torch_cannot_print(function: Compute, bounds: Range) -> None:
+    """torch.export fails with an AssertionError when it words its own error about conditions such as 8/3 <= h."""
+    module, x = Slices(function), torch.randn(3, 24, 4)
+    flat = FlatModule(module, flatten_inputs(module, {"x": x})).eval()
+    spec = TensorSpec("x", "float32", (3, "h", 4))
+    found = capture.capture(flat, (x,), Contract("slices", (spec,), (), {"h": Range(1, 4096)}))
+    assert (found.fixed, found.bounds) == ((), {"h": bounds})
+    program = found.program.module(check_guards=False)
+    for length in range(bounds.min, 30):
+        x = torch.randn(3, length, 4)
+        torch.testing.assert_close(program(x), (function(x),), rtol=0, atol=0)
+
+
 def write(x: torch.Tensor) -> torch.Tensor:
     result = x.clone()
     result[:, :8].add_(1.0)
