@@ -85,6 +85,11 @@ def _is_short(factor: float) -> bool:
     return float(factor * 256).is_integer()
 
 
+def _is_cut_short(factor: float) -> bool:
+    """Return whether a size of 2 or more may stay the same or double though the factor is not 1 or 2."""
+    return 1 < factor < 1.5 or 2 < factor < 2.5
+
+
 def _at_least(factor: float) -> float:
     """Return the smallest number of float32 that is not below a factor, so that no size is smaller than torch's."""
     import numpy as np
@@ -102,7 +107,7 @@ def _picked(inp: Any, factors: Sequence[float], shortcuts: bool = False) -> Any:
     from onnxscript import opset18
 
     ops: Any = opset18
-    exact = [factor if _is_short(factor) else 1.0 for factor in factors]
+    exact = [factor if _is_short(factor) and not (shortcuts and _is_cut_short(factor)) else 1.0 for factor in factors]
     picked = inp
     if any(factor != 1.0 for factor in exact):
         how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

@@ -46,3 +46,17 @@ def test_sizes_and_values_are_torchs(dims: int, options: dict[str, Any], tmp_pat
         x = torch.randn(*rest, 2, height)
         (got,), (wanted,) = run(x), module(x)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=5e-4)
+
+
+@pytest.mark.parametrize("factor", [1.25, 1.5, 2.125, 2.25, 2.5, 0.75, 3.25])
+def test_few_rows_that_stay_or_double(factor: float, tmp_path: Path) -> None:
+    """torch then copies or doubles them, whatever the factor is."""
+
+    def resized(x: torch.Tensor) -> Outputs:
+        return (functional.interpolate(x.reshape(1, 2, -1, 6), scale_factor=(factor, 2.0), mode="nearest"),)
+
+    module, run = translated(resized, torch.randn(6, 2, 12), {"height": Range(2, 400)}, tmp_path)
+    for height in range(2, 24):
+        x = torch.randn(6, 2, height)
+        (got,), (wanted,) = run(x), module(x)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
