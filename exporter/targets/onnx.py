@@ -304,14 +304,22 @@ def _free_names(graph: Any) -> None:
     """Rename inner values that have the name of an input or output; torch.onnx.export does not check for them."""
     ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
     taken = {value.name for value in (*graph.inputs, *graph.outputs)}
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.name in taken and id(value) not in ends:
-                value.name = f"{value.name}_inner"
+    inner = [value for node in graph.all_nodes() for value in node.outputs]
+    used = {*taken, *graph.initializers, *(value.name for value in inner)}
+
+    def free(name: str) -> str:
+        while name in used:
+            name += "_inner"
+        used.add(name)
+        return name
+
+    for value in inner:
+        if value.name in taken and id(value) not in ends:
+            value.name = free(value.name)
     for name, value in list(graph.initializers.items()):
         if name in taken and id(value) not in ends:
             del graph.initializers[name]
-            value.name = f"{name}_inner"
+            value.name = free(name)
             graph.register_initializer(value)
 
 

@@ -234,20 +234,20 @@ class Transposed(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(4, 4))
 
-    def forward(self, t: torch.Tensor) -> torch.Tensor:
-        return t @ self.weight.t() + t
+    def forward(self, t: torch.Tensor, t_inner: torch.Tensor) -> torch.Tensor:
+        return t @ self.weight.t() + t_inner
 
 
 def test_a_constant_with_the_name_of_an_input(tmp_path: Path) -> None:
-    model, t = Transposed(), torch.randn(5, 4)
-    module = FlatModule(model, flatten_inputs(model, {"t": t})).eval()
-    specs = [TensorSpec(name, "float32", ("rows", 4)) for name in ("t", "output")]
-    program = Program(
-        Contract("model", (specs[0],), (specs[1],), {"rows": Range(2, 8)}), "cpu", lambda: module, lambda: (t,), None
-    )
+    model, given = Transposed(), {"t": torch.randn(5, 4), "t_inner": torch.randn(5, 4)}
+    module = FlatModule(model, flatten_inputs(model, given)).eval()
+    *inputs, output = (TensorSpec(name, "float32", ("rows", 4)) for name in ("t", "t_inner", "output"))
+    contract = Contract("model", tuple(inputs), (output,), {"rows": Range(2, 8)})
+    program = Program(contract, "cpu", lambda: module, lambda: tuple(given.values()), None)
     targets.get("onnx").export(program, tmp_path / "model.onnx", Options())
     session = targets.get("onnx").load(tmp_path / "model.onnx", Options())
-    torch.testing.assert_close(session.run((t[:2],)), module(t[:2]))
+    few = tuple(tensor[:2] for tensor in given.values())
+    torch.testing.assert_close(session.run(few), module(*few))
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:LSTM with projections is not supported with oneDNN")
