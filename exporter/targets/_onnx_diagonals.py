@@ -60,7 +60,7 @@ def _replaced(inp: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1)
 
     wide = WIDER.get(inp.dtype, inp.dtype)
     given, new = (one if one.dtype == wide else ops.Cast(one, to=wide) for one in (inp, src))
-    if offset or inp.shape[rows] != inp.shape[columns]:  # an element for each row
+    if offset or not _is_same(inp.shape[rows], inp.shape[columns]):  # an element for each row
         height = ops.Shape(inp, start=rows, end=rows + 1)
         before = ops.Min(ops.Constant(value_ints=[max(-offset, 0)]), height)
         after = ops.Sub(ops.Sub(height, before), ops.Shape(src, start=rank - 2, end=rank - 1))
@@ -71,3 +71,8 @@ def _replaced(inp: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1)
     on_diagonal = ops.Equal(ops.Add(places(rows), ops.Constant(value_int=offset)), places(columns))
     chosen = ops.Where(on_diagonal, new, given)
     return chosen if wide == inp.dtype else ops.Cast(chosen, to=inp.dtype)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two sizes are known to be the same: numbers, or symbols with a name."""
+    return bool(one == other) and getattr(one, "value", one) is not None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import onnx_ir
 import pytest
 import torch
 from support.translating import Function, Outputs, translated
 
 from exporter.core.size_range import Range
+from exporter.targets import _onnx_diagonals
 
 SIZES = {"length": Range(2, 16), "width": Range(2, 16)}
 
@@ -77,3 +79,10 @@ def test_infinity_elsewhere_does_not_reach_a_diagonal(tmp_path: Path) -> None:
     x.diagonal(0, 1, 2).copy_(torch.tensor([1.0, -0.0, 2.0]))
     for got, wanted in zip(run(x), module(x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "same"), [((3, 3), True), (("n", "n"), True), ((3, 4), False), (("n", "k"), False), ((None, None), False)]
+)
+def test_sizes_that_are_known_to_be_the_same(sizes: tuple[int | str | None, ...], same: bool) -> None:
+    assert _onnx_diagonals._is_same(*onnx_ir.Shape(sizes)) == same
