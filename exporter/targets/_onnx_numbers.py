@@ -55,6 +55,11 @@ def divided(one: Any, other: Any) -> Any:
     return one // other
 
 
+def rounded_to_digits(number: Any, digits: int) -> Any:
+    """Stand for what has no translation, so that torch's error has this name."""
+    return round(number, digits)
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the translation of each of these functions, as `torch.onnx.export` takes them."""
     from onnxscript import opset18
@@ -147,8 +152,9 @@ def _rewrite(graph: fx.Graph) -> None:
         numbers = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.SymFloat)]
         is_number = isinstance(node.meta.get("val"), torch.SymFloat)
         given = tuple(one for one in node.args if one is not None)  # Python's round has no digits
-        to_digits = node.target is round and len(given) > 1
-        if node.target in EXACT and (numbers or is_number) and not to_digits:
+        if node.target is round and len(given) > 1:
+            node.target = rounded_to_digits
+        if node.target in EXACT and (numbers or is_number):
             with graph.inserting_before(node):
                 args = fx.map_arg(given, lambda one: made.get(one, one))
                 made[node] = graph.call_function(EXACT[node.target], args)

@@ -90,6 +90,19 @@ def filter_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.conv1d(x[None], x[:, None], groups=x.shape[0])
 
 
+class Rounds(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * round(x.sum().item() / 7, 2)  # here
+
+
+def round_in_onnx(folder: Path) -> None:
+    model = Rounds()
+    flat = flattening.FlatModule(model, flattening.flatten_inputs(model, (X,)))
+    contract = Contract("m", (TensorSpec("x", "float32", tuple(X.shape)),), (), {})
+    program = capture.Program(contract, "cpu", lambda: flat, lambda: (X,), None)
+    onnx.export(program, folder / "model.onnx", Options())
+
+
 def traced(model: nn.Module, *example: torch.Tensor, **options: Any) -> torch.jit.ScriptModule:
     return torch.jit.trace(model, example or (X,), check_trace=False, **options)
 
@@ -545,6 +558,9 @@ SPRUNG = [
     Case("syntax", "script", lambda _: torch.jit.script(Tries()), True),
     Case("attribute", "script", lambda _: torch.jit.script(HoldsAnObject()), True),
     Case("types", "script", lambda _: torch.jit.script(TwoTypes()), True),
+    Case("rounded-to-digits", "script", lambda _: bridge.from_exported(exported(Rounds())), True),
+    Case("rounded-to-digits", "export", lambda folder: torch.export.save(exported(Rounds()), folder / "m.pt2")),
+    Case("rounded-to-digits", "onnx", round_in_onnx),
     Case("cannot-be-saved", "export", save_what_cannot_be_saved, True),
     Case("script-module", "compile", lambda _: export_bare(torch.jit.script(nn.Linear(4, 4)))),
     Case("requires-grad", "trace", lambda _: traced(Calls(lambda x: x + LEAF))),

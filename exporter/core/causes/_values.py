@@ -163,6 +163,15 @@ CAUSES = (
         "narrow the range as the constraint says, or remove the code's requirement on that size",
     ),
     Cause(
+        "rounded-to-digits",
+        (
+            r"SerializeError: Failed serializing node \w+ in graph: [^\n]*?target=builtins\.round\]\(args = \(%\w+, ",
+            r"No ONNX function found for <function rounded_to_digits",
+        ),
+        "This target cannot round a number computed in the call to digits, as in round(x, 2)",
+        "write round(x * 100) / 100 in place of round(x, 2)",
+    ),
+    Cause(
         "cannot-be-saved",
         (r"SerializeError: Failed serializing node (?P<op>\w+)", r"op <built-in function (?P<op>\w+)> is not in _SYM"),
         "torch.export.save cannot serialize {op}",

@@ -21,6 +21,7 @@ from exporter.model.torchscript.codegen import arguments, attribute, define, lit
 from exporter.model.torchscript.lowering import Lowering, Value, python_type, source_line
 
 REMEDY = "rewrite it so that torch.jit.script accepts the model, or use a target that supports it: compile, onnx"
+ROUND = "builtins.round"  # to digits; without them, TorchScript has it
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 MUTATED = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
 
@@ -43,7 +44,8 @@ def from_exported(program: torch.export.ExportedProgram, names: Sequence[str] = 
     if lowering.missing:
         missing = (f"{what} ({where})" if where else what for what, where in lowering.missing)
         blame = _blame(next(what for what, _ in lowering.missing))
-        raise ExportError(f"TorchScript has no {', '.join(missing)}", REMEDY, blame)
+        remedy = "" if {what for what, _ in lowering.missing} == {ROUND} else REMEDY  # the cause has its own
+        raise ExportError(f"TorchScript has no {', '.join(missing)}", remedy, blame)
     head = f"def forward(self, {', '.join(parameters)}) -> Tuple[{', '.join(['Tensor'] * len(returned))}]:"
     tail = f"    return ({''.join(f'{name}, ' for name in returned)})"
     try:
@@ -56,6 +58,8 @@ def _blame(missing: str) -> Blame:
     """Return the known cause for an operator that TorchScript lacks."""
     if missing.startswith("torch._functorch"):
         return Blame("vmap")
+    if missing == ROUND:
+        return Blame("rounded-to-digits")
     if missing.startswith("higher_order."):
         return Blame("higher-order-operator", {"op": missing.removeprefix("higher_order.")})
     return Blame("operator-not-in-torchscript", {"op": missing})
