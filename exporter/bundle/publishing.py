@@ -30,6 +30,15 @@ class Staging:
     def __init__(self, out: Path, root: Path) -> None:
         self.out, self.root = out, root
         self.logs = root / LOGS
+        self._own, self._place = root.stat(), out
+
+    @property
+    def published(self) -> Path | None:
+        """The path at which the bundle was published, also if an interrupt came right after that; None before."""
+        with suppress(FileNotFoundError):  # moved; the old bundle may have taken its place
+            if os.path.samestat(self.root.stat(), self._own):
+                return None
+        return self._place
 
     def write(self, manifest: Manifest) -> None:
         """Rewrite the staged manifest atomically."""
@@ -42,7 +51,8 @@ class Staging:
         folder = self.root / REJECTED
         folder.mkdir(exist_ok=True)
         for file in variant.files:
-            (self.root / file.path).rename(folder / file.path)
+            with suppress(FileNotFoundError):  # an interrupt came when it had been moved
+                (self.root / file.path).rename(folder / file.path)
         with (folder / REASONS).open("a", encoding="utf-8") as reasons:
             names = ", ".join(file.path for file in variant.files)
             reasons.write(f"{names}: {variant.name} failed at {variant.stage}: {variant.reason}\n")
@@ -50,25 +60,38 @@ class Staging:
         return replace(variant, artifact=None, companions=(), rejected=moved)
 
     def publish(self) -> Path:
-        """Publish the staged bundle and return its path. Raises BundleError if foreign files have appeared there."""
-        refuse_foreign(self.out)
-        return swap(self.root, self.out)
+        """Publish the staged bundle and return its path.
+
+        If foreign files have appeared there, publishes it beside them, and raises BundleError with its path.
+        """
+        try:
+            refuse_foreign(self.out)
+        except BundleError as error:
+            place = self.publish_beside(FAILED)
+            raise BundleError(f"{error}; the new bundle is in {place}", error.remedy) from error
+        return self._swap(self.out)
 
     def publish_beside(self, ending: str) -> Path:
         """Publish a bundle that must not replace another one: see `spare`."""
+        _restore(destination(self.out))
         place = spare(self.out, ending)
         refuse_foreign(place)
+        return self._swap(place)
+
+    def _swap(self, place: Path) -> Path:
+        self._place = place
         return swap(self.root, place)
 
 
 def spare(out: Path, ending: str) -> Path:
-    """Return a path for a bundle that must not replace another: `out` if that has no bundle, else with the suffix.
+    """Return a path for a bundle that must not replace another: `out` if nothing is there, else with the suffix.
 
     The suffix is INTERRUPTED for a run that did not finish, and FAILED for one in which something failed.
     """
-    if not os.path.lexists(out / MANIFEST):
-        return out
     place = destination(out)
+    with suppress(OSError):
+        if not place.exists() or not any(place.iterdir()):
+            return out
     return place.with_name(place.name + ending)
 
 

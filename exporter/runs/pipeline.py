@@ -52,7 +52,7 @@ def run(
     beside it when nothing passes in the new one, or when a variant that passed in the old one would be lost and
     `request.replace` is false. Raises UsageError before writing anything if the request cannot be met. Any other
     exception except OSError (KeyboardInterrupt included) stops the children and publishes the finished variants,
-    beside an existing bundle if there is one.
+    beside an existing bundle if there is one; its message or a note names the place.
     """
     request.validate()
     environment.cache_limit()  # refuse a wrong one now, not in the middle of the run
@@ -70,18 +70,21 @@ def run(
         stack.enter_context(current.sessions)
         try:
             current.execute()
+            current.finish("complete" if current.prepared else "failed")
+            made = current.draft.manifest
+            replaces = made.passes and (request.replace or not publishing.lost(staging.out, made))
+            return made, staging.publish() if replaces else staging.publish_beside(publishing.FAILED)
         except OSError as error:
             current.sessions.close()
             raise filesystem.error(error, place or request.out) from error
         except BaseException as error:
             current.stop()
-            if current.finish("interrupted"):
-                error.add_note(f"finished variants are in {staging.publish_beside(publishing.INTERRUPTED)}")
+            kept = staging.published
+            if kept is None and current.finish("interrupted"):
+                kept = staging.publish_beside(publishing.INTERRUPTED)
+            if kept is not None and str(kept) not in str(error):
+                error.add_note(f"finished variants are in {kept}")
             raise
-        current.finish("complete" if current.prepared else "failed")
-        made = current.draft.manifest
-        replaces = made.passes and (request.replace or not publishing.lost(staging.out, made))
-        return made, staging.publish() if replaces else staging.publish_beside(publishing.FAILED)
 
 
 def _preloads(request: Request) -> bool:

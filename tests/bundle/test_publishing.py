@@ -193,6 +193,65 @@ def test_an_interrupted_run_does_not_replace_foreign_files(tmp_path: Path) -> No
     assert (tmp_path / "toy.interrupted" / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_that_appears_during_a_run_costs_nothing(tmp_path: Path, there: bool) -> None:
+    """The file stays and so does the last bundle; the new one is published beside them."""
+    out = tmp_path / "toy"
+    if there:
+        publish(out)
+    words = r"contains (files but|thesis\.tex).*; the new bundle is in .*/toy\.failed$"
+    with pytest.raises(BundleError, match=words) as raised, publishing.stage(out) as staging:  # noqa: PT012
+        staging.write(MANIFEST)
+        out.mkdir(exist_ok=True)
+        (out / "thesis.tex").touch()
+        held = {*out.iterdir()}
+        staging.publish()
+    assert "--out" in raised.value.remedy
+    assert staging.published == tmp_path / "toy.failed"
+    assert layout.read_manifest(tmp_path / "toy.failed") == MANIFEST
+    assert {*out.iterdir()} == held
+    assert leftovers(tmp_path) == set()
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_interrupt_while_a_bundle_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool, there: bool, moves: int
+) -> None:
+    """It comes after so many renames, or else at the end. Both bundles are kept, or the new one has been published."""
+    out, rename, left = tmp_path / "toy", Path.rename, iter(range(moves))
+    if there:
+        publish(out)
+    if not exchanges:
+        monkeypatch.setattr(publishing, "_exchange", lambda a, b: False)
+
+    def move(self: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    def sync(path: Path) -> None:
+        if path == tmp_path:
+            raise KeyboardInterrupt
+
+    with publishing.stage(out) as staging:
+        staging.write(MANIFEST)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            patched.setattr(Path, "rename", move)
+            patched.setattr(filesystem, "sync", sync)
+            staging.publish()
+        needed = 0 if there and exchanges else 2 if there else 1
+        assert staging.published == (out if moves >= needed else None)
+        if moves < needed:
+            place = staging.publish_beside(publishing.INTERRUPTED)
+            assert place == staging.published == (tmp_path / "toy.interrupted" if there else out)
+            assert not there or (out / "trace.pt").read_text() == "one"
+        assert layout.read_manifest(staging.published or out) == MANIFEST
+    publish(out, "two")
+    assert leftovers(tmp_path) == set()
+
+
 def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     staging = tmp_path / ".toy.staging"
     staging.mkdir()

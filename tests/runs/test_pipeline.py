@@ -19,7 +19,7 @@ from support.processes import children, gone, wait_for
 from support.schema import fits_the_schema, rows
 
 from exporter import targets
-from exporter.bundle import archive, publishing
+from exporter.bundle import archive, integrity, publishing
 from exporter.bundle import layout as bundles
 from exporter.core import environment, filesystem
 from exporter.core.errors import BundleError, JobError, RecipeError, UsageError
@@ -368,6 +368,57 @@ def test_an_interrupted_run_keeps_finished_variants(lent_zygote: None, tmp_path:
     assert "before its outputs were checked" in found["export"].reason
     assert found["export"].failure == "was not checked"
     assert (out / "exported.pt2").is_file()
+
+
+class Leaving(Listener):
+    """Leave a file in a directory when a variant is done."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def done(self, record: VariantRecord) -> None:
+        self.file.parent.mkdir(exist_ok=True)
+        self.file.touch()
+
+
+def test_a_file_that_appears_during_a_run_costs_nothing(lent_zygote: None, tmp_path: Path) -> None:
+    out = tmp_path / "toy"
+    with pytest.raises(BundleError, match=r"the new bundle is in .*toy\.failed") as raised:
+        pipeline.run(request_for("tiny:mlp", out, "trace"), Leaving(out / "thesis.tex"))
+    assert getattr(raised.value, "__notes__", []) == []
+    manifest = fits_the_schema(tmp_path / "toy.failed")
+    assert (manifest.status, rows(manifest)["trace"].status) == ("complete", "passed")
+    assert [file.name for file in out.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "ending"),
+    [(publishing.Staging, "reject", ".interrupted"), (integrity, "seal", ".interrupted"), (publishing, "swap", "")],
+)
+def test_a_run_interrupted_at_its_end_is_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, ending: str
+) -> None:
+    """The interrupt comes at the end of a step: failed files have been moved, the bundle is sealed or published."""
+    out, act, calls = tmp_path / "toy", getattr(owner, name), [1]
+    run("tiny:mlp", out=out)
+
+    def interrupted(*given: object) -> object:
+        found = act(*given)
+        if name != "reject" or given[1].status == "failed":  # type: ignore[attr-defined]
+            while calls:
+                raise KeyboardInterrupt(calls.pop())
+        return found
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run("broken:batch_is_baked", "trace,script", out=out, replace=True)
+    place = tmp_path / f"toy{ending}"
+    assert raised.value.__notes__ == [f"finished variants are in {place}"]
+    found = rows(fits_the_schema(place))
+    assert (found["trace"].status, found["script"].status) == ("failed", "passed")
+    assert (place / found["trace"].rejected[0].path).is_file()
+    assert integrity.whole(place)
+    assert bundles.read_manifest(out).model.name == ("batch_is_baked" if not ending else "mlp")
 
 
 def test_an_interrupted_export_is_not_recorded_as_failed(lent_zygote: None, tmp_path: Path) -> None:
