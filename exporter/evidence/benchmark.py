@@ -88,13 +88,14 @@ def measure(
             _attempt(series[name], name == baseline, functools.partial(series[name].take, subject, True))
         for one in series.values():
             one.stable = _stable(one, series[baseline])
-    _lengthen(series, subjects, least_runs or {}, progress)
+    _lengthen(series, subjects, baseline, least_runs or {}, progress)
     return series
 
 
 def _lengthen(
     series: Mapping[str, Series],
     subjects: Mapping[str, Timed],
+    baseline: str,
     least_runs: Mapping[str, int],
     progress: Callable[[str], None],
 ) -> None:
@@ -107,7 +108,7 @@ def _lengthen(
             progress(name)
             one = series[name]
             one.runs = max(one.runs, LEAST_OF_TAIL)
-            _attempt(one, False, functools.partial(_take_tail, subjects[name], one))
+            _attempt(one, name == baseline, functools.partial(_take_tail, subjects[name], one))
 
 
 def _take_tail(subject: Timed, one: Series) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -15,14 +16,16 @@ EXAMPLE = latency.EXAMPLE
 
 
 class Simulated:
-    """A session whose calls take `ms`; it refuses some points and fails at others."""
+    """A session whose calls take `ms`; it refuses some points, fails at others, and ends after `lasts` calls."""
 
-    def __init__(self, ms: float = 20.0, refused: Sequence[str] = (), fails: Sequence[str] = ()) -> None:
-        self.ms, self.refused, self.fails = ms, frozenset(refused), fails
+    def __init__(
+        self, ms: float = 20.0, refused: Sequence[str] = (), fails: Sequence[str] = (), lasts: float = math.inf
+    ) -> None:
+        self.ms, self.refused, self.fails, self.lasts = ms, frozenset(refused), fails, lasts
         self.calls = 0
 
     def time(self, runs: int, case: str = EXAMPLE) -> list[float]:
-        if case in self.fails:
+        if case in self.fails or self.calls >= self.lasts:
             raise JobError(f"died at {case or 'the example'}")
         self.calls += runs
         return [self.ms] * runs
@@ -64,6 +67,17 @@ def test_another_baseline_takes_the_place_of_one_that_fails() -> None:
     failed = found.timed(passed("trace"))
     assert (failed.status, failed.stage, failed.reason) == ("failed", "time", "died at the example (python)")
     assert found.timed(passed("onnx")).status == "passed"
+
+
+@pytest.mark.parametrize("points", [(), ("h=33",)])
+def test_a_baseline_may_fail_while_samples_for_percentiles_are_taken(points: Sequence[str]) -> None:
+    runs = runs_for(99)
+    found = timed(points, runs, trace=Simulated(lasts=runs // 2), onnx=Simulated())
+    assert found.baseline == ("onnx", "python")
+    assert (found.timed(passed("trace")).status, found.timed(passed("trace")).stage) == ("failed", "time")
+    onnx = found.timed(passed("onnx"))
+    assert (onnx.status, onnx.timings["python"].speedup, [*onnx.sweep]) == ("passed", 1, [*points])
+    assert onnx.timings["python"].p99_ms == 20.0
 
 
 def test_every_artifact_may_fail() -> None:
