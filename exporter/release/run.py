@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exporter.bundle import layout, publishing
 from exporter.core import filesystem
+from exporter.core.errors import BundleError
 from exporter.core.progress import Listener
 from exporter.core.records import Manifest, VariantRecord
 from exporter.release import keys
@@ -55,8 +57,9 @@ def run(
 ) -> list[Row]:
     """Run the chosen steps of a release, with `resume` only those that are not finished, and return a row for each.
 
-    The row of a failed step holds the reason. Raises BundleError if the directory is in use or cannot be written to.
-    Finished steps are then kept, and every other step keeps its last bundle.
+    The row of a failed step holds the reason, also if its bundles cannot be moved at the end. Raises BundleError if
+    the directory is in use or cannot be written to. Finished steps are then kept, and every other step keeps its last
+    bundle.
     """
     with _opened(out) as state:
         found = _keys(steps)
@@ -91,7 +94,8 @@ def run(
         finally:
             for step in todo:
                 _remove_empty(step.request.out.parent, out)
-        return [_settled(state, _row(step, done, outcomes.get(step.name))) for step in chosen]
+        rows = [_attempted(_put_back, _row(step, done, outcomes.get(step.name))) for step in chosen]
+        return [_attempted(functools.partial(_settled, state), row) for row in rows]
 
 
 def require_writable(steps: Sequence[Step], out: Path) -> None:
@@ -144,21 +148,50 @@ def _remove_empty(folder: Path, out: Path) -> None:
             folder = folder.parent
 
 
-def _settled(state: Journal, row: Row) -> Row:
-    """Remove the held bundle, or put it back in place of one that failed its gates, and return the row."""
+def _attempted(act: Callable[[Row], Row], row: Row) -> Row:
+    """Return the row that `act` makes of one. Its error becomes the reason of the row, and ends no other step."""
+    try:
+        return act(row)
+    except (BundleError, OSError) as error:
+        known = filesystem.error(error, row.step.request.out) if isinstance(error, OSError) else error
+        failures = [row.reason] if row.reason else [f"{one.gate}: {one.text}" for one in row.checks if not one.passed]
+        return replace(row, reason="; ".join([*failures, str(known)]), remedy=known.remedy)
+
+
+def _put_back(row: Row) -> Row:
+    """Put the held bundle back in place of one that failed, and move that aside."""
     place, held = publishing.destination(row.step.request.out), _held(row.step)
-    if not held.exists():
+    if row.passed or row.place != row.step.request.out or not held.exists():
         return row
-    if row.passed or row.place != row.step.request.out:
-        filesystem.remove_tree(held)
-        return row
-    failed = publishing.destination(place.with_name(place.name + publishing.FAILED))
-    publishing.refuse_foreign(failed)
-    filesystem.remove_tree(failed)
-    place.rename(failed)
+    aside = _aside(row.step)
+    filesystem.remove_tree(aside)
+    place.rename(aside)
     held.rename(place)
+    return replace(row, place=aside)
+
+
+def _settled(state: Journal, row: Row) -> Row:
+    """Remove the held bundle if it is not needed, or move one that failed from where it was put aside to its place."""
+    place, aside = publishing.destination(row.step.request.out), _aside(row.step)
+    if row.passed or row.place not in (row.step.request.out, aside):
+        filesystem.remove_tree(_held(row.step))
+    if row.place != aside:
+        return row
     state.forget([row.step])
+    failed = publishing.destination(place.with_name(place.name + publishing.FAILED))
+    try:
+        publishing.refuse_foreign(failed)
+    except BundleError as error:
+        raise BundleError(f"{error}; the new bundle is in {aside}", error.remedy) from error
+    filesystem.remove_tree(failed)
+    aside.rename(failed)
     return replace(row, place=failed)
+
+
+def _aside(step: Step) -> Path:
+    """Return the path of a bundle that failed until it is in its place."""
+    place = publishing.destination(step.request.out)
+    return place.with_name(f".{place.name}{publishing.FAILED}")
 
 
 @contextmanager

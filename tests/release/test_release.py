@@ -715,6 +715,43 @@ def test_a_bundle_that_fails_its_gates_does_not_replace_the_last_one(tmp_path: P
 
 
 @pytest.mark.usefixtures("no_models")
+def test_an_error_while_one_step_is_settled_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every last bundle is back in its place, and each row has the failure of its gate and its error."""
+    text = f"targets = ['trace', 'onnx', 'script', 'export']\n[gates]\nmax_mb = {{}}\n{MODELS}"
+    places = [row.step.request.out for row in release(tmp_path, text.format(5), only="bert/")]
+    good = [(place / "trace.pt").stat().st_ino for place in places]
+    trace, onnx, script, export = places
+    foreign = trace.with_name("trace.failed")
+    foreign.mkdir()
+    (foreign / "thesis.tex").touch()
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if (self.name, target.name) in (("script", ".script.failed"), (".onnx.failed", "onnx.failed")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    rows = release(tmp_path, text.format(0.00001), resume=False, only="bert/")
+    assert not any(row.passed for row in rows)
+    assert "max_mb: " in rows[0].reason
+    assert (
+        f"contains files but is not a bundle; the new bundle is in {trace.with_name('.trace.failed')}" in rows[0].reason
+    )
+    assert [row.place for row in rows] == [
+        trace.with_name(".trace.failed"),
+        onnx.with_name(".onnx.failed"),
+        script,
+        export.with_name("export.failed"),
+    ]
+    assert ["permission denied" in row.reason for row in rows] == [False, True, True, False]
+    stays = [(place / "trace.pt").stat().st_ino for place in places]
+    assert [a == b for a, b in zip(stays, good, strict=True)] == [True, True, False, True]
+    monkeypatch.undo()
+    assert (script.with_name(".script.last") / "trace.pt").stat().st_ino == good[2], "it is held for the next release"
+
+
+@pytest.mark.usefixtures("no_models")
 def test_the_place_of_a_bundle_may_be_a_link(tmp_path: Path) -> None:
     text = f"targets = ['trace']\n[gates]\nmax_mb = {{}}\n{MODELS}"
     (first,) = release(tmp_path, text.format(5), only="bert/")
