@@ -112,9 +112,14 @@ def stamps(source: Source) -> tuple[tuple[int, ...], ...]:
     found: list[tuple[int, ...]] = []
     for _, file in _files(source):
         with suppress(OSError):
-            held = Path(file).stat()
-            found.append((held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns))
+            found.append(stamp(Path(file)))
     return tuple(found)
+
+
+def stamp(file: Path) -> tuple[int, ...]:
+    """Return what changes if a file is written to or replaced, even if its time of modification is set back."""
+    held = file.stat()
+    return held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns
 
 
 def _files(source: Source) -> list[tuple[str, str]]:

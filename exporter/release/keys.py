@@ -102,14 +102,14 @@ def _targets(request: Request) -> tuple[str, ...]:
 
 def _hash(path: Path) -> str:
     try:
-        return _digest(path, path.stat().st_mtime_ns)
+        return _digest(path, provenance.stamp(path))
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "change its permissions or owner") from error
 
 
 @functools.cache
-def _digest(path: Path, changed: int) -> str:
-    """Return a file's hash. `changed` is part of the cache key only."""
+def _digest(path: Path, stamp: tuple[int, ...]) -> str:
+    """Return a file's hash. `stamp` is part of the cache key only."""
     return checksums.of(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -1193,6 +1194,16 @@ def test_junit_has_one_suite_for_a_model_listed_twice(tmp_path: Path) -> None:
     junit.write([replace(one, step=replace(one.step, name=name)) for name in names], tmp_path / "junit.xml")
     report = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     assert sorted(suite.name for suite in report) == ["bert", "vit"]
+
+
+def test_a_file_that_was_replaced_is_hashed_again(tmp_path: Path) -> None:
+    """Copies such as those of rsync keep the time of modification, and the size may be the same."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    before, hashed = file.stat(), keys._hash(file)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert keys._hash(file) == hashlib.sha256(b"two").hexdigest() != hashed
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
