@@ -12,7 +12,7 @@ from exporter.core import source_lines
 from exporter.core.errors import UsageError
 from exporter.core.records import SCHEMA
 from exporter.release.file import ReleaseFileError
-from exporter.release.plan import Step
+from exporter.release.plan import Gates, Step
 from exporter.release.run import Row
 from exporter.report import markdown as report
 from exporter.report.rows import UNSTABLE, number, size_of
@@ -162,7 +162,8 @@ def _summary(rows: Sequence[Row]) -> str:
 
 def _wanted(step: Step) -> str:
     """List the gates that are set: `parity rounding, max_mb 5`."""
-    gates = {name: value for name, value in vars(step.gates).items() if value and name != "over"}
+    unset = vars(Gates())
+    gates = {name: value for name, value in vars(step.gates).items() if name != "over" and value != unset[name]}
     over = "" if step.gates.min_speedup is None else f" over {step.gates.over}"
     words = {name: name for name, value in gates.items() if value is True}
     words["min_speedup"] = f"min_speedup {step.gates.min_speedup}{over}"

@@ -1110,6 +1110,8 @@ def test_the_plan_in_every_form(cli: Cli, tmp_path: Path) -> None:
     assert done.out.splitlines()[0] == "### release.toml: plan"
     assert "| bert/cpu/trace | make | max_mb 5.0 |" in done.out
     assert done.out.endswith("1 of 1 steps to run.\n")
+    path.write_text("targets = ['trace']\n[gates]\nmin_metric = 0.0\nmax_metric_loss = 0\ncpp = true\n" + MODELS)
+    assert "min_metric 0.0, max_metric_loss 0, cpp |" in cli("release", path, "--dry-run", "--format", "md").out
     for form in ("table", "github"):
         assert "1 of 1 steps to run, into " in cli("release", path, "--dry-run", "--format", form).out
 
