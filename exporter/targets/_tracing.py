@@ -35,6 +35,7 @@ from exporter.model import (
 from exporter.model.state import carrying
 from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
+from exporter.targets import _traced_writes
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of the parameter for the number
@@ -87,7 +88,7 @@ class Traceable(TorchFunctionMode):
     Likewise replaces `torch.full(size, True)`, and the bool in `torch.where(condition, x, False)` by a boolean tensor.
     A size as a pool's kernel, as in `max_pool1d(x, x.size(2))`, becomes a list: a trace records a size only in a list.
     `torch.tensor([width, height])` stacks the sizes, which it would otherwise copy as constants, and a size that limits
-    a tensor, as in `x.clamp(max=width)`, is moved to the tensor's device.
+    a tensor, as in `x.clamp(max=width)`, is moved to the tensor's device. Writes by index fix no sizes.
     """
 
     def __torch_function__(
@@ -125,6 +126,8 @@ class Traceable(TorchFunctionMode):
             if args[0].dtype is torch.bool:
                 return _LOGICAL[func](args[0], _tensor(args[1]))
             args = (args[0], int(args[1]), *args[2:])
+        elif func is torch.Tensor.__setitem__:
+            return _traced_writes.write(*args)
         return func(*args, **named)
 
 
