@@ -10,7 +10,7 @@ from typing import Any
 
 MODULES = (
     *("attention", "bits", "cumulative", "diagonals", "elementwise", "fourier", "limits", "losses", "numbers"),
-    *("pooling", "reductions", "resizing", "sampling", "special"),
+    *("pooling", "reductions", "repeating", "resizing", "sampling", "special"),
 )  # that have translations, too
 FLOAT, UINT8, INT32, INT64, BOOL, DOUBLE = 1, 2, 6, 7, 9, 11  # ONNX's numbers of data types
 
