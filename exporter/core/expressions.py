@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import functools
 import itertools
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,11 @@ DIVISORS = (
 )
 _TERM = r"(?:\d+\*)?[A-Za-z_]\w*"
 _FORM = re.compile(rf"(\()?({_TERM}(?:\+{_TERM})*)([+-]\d+)?(\))?(?://(\d+))?")
+
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}  # fmt: skip
 
 Seen = Sequence[tuple[Mapping[str, int], int]]  # a dimension's values, each with the sizes that it was seen at
 
@@ -208,3 +215,29 @@ def _preferred(offsets: range, divisor: int) -> Iterable[int]:
     """Return the candidate offsets: only the most usual one if any usual one fits."""
     usual = [offset for offset in (0, divisor - 1, -1, 1) if offset in offsets]
     return usual[:1] or offsets
+
+
+def value(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of any whole-number expression at these sizes; None if it has other functions or names.
+
+    In contrast to `Expression`, it may be any sum, product, quotient or remainder, such as `(h//4)*(w//4)`.
+    """
+
+    def of(node: ast.AST) -> int:
+        match node:
+            case ast.Expression():
+                return of(node.body)
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name():
+                return sizes[node.id]
+            case ast.UnaryOp(op=ast.USub()):
+                return -of(node.operand)
+            case ast.BinOp():
+                return int(_OPERATORS[type(node.op)](of(node.left), of(node.right)))
+        raise ValueError(text)
+
+    try:
+        return of(ast.parse(text, mode="eval"))
+    except (ArithmeticError, LookupError, RecursionError, SyntaxError, ValueError):
+        return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.core import source_lines
+from exporter.core import expressions, source_lines
 from exporter.core.contract_records import STATE, Contract
 from exporter.core.parity_records import CaseRecord, FixedSize, SizeLimit, Warned
 
@@ -130,8 +130,9 @@ def _is_eagers_nan(case: CheckedCase) -> bool:
 
 
 def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Diagnosis:
-    if any(case.fails and case.case.sizes == known.example for case in cases):  # where a fixed size is right
-        known = replace(known, limits=tuple(one for one in known.limits if one.rule != "fixed"))
+    if _fails_at_the_example(cases, known):  # where a fixed size is right
+        limits = tuple(one for one in known.limits if one.rule != "fixed" or _decides(one, cases))
+        known = replace(known, limits=limits)
     if known.unsteady:
         return Diagnosis(f"{UNSTEADY}: {known.unsteady}; {reason}", "unsteady", {"why": known.unsteady})
     if any(one["verdict"] == "FAIL" and one.get("cause") == ROUNDING for one in worst.outputs):
@@ -147,11 +148,23 @@ def _explain(reason: str, cases: Cases, worst: CheckedCase, known: Known) -> Dia
         return _not_carried(f"{NOT_CARRIED}: {pattern}; {reason}", worst, known)
     if not known.quantized:
         values = value_dependence(cases)
-        if sizes := size_dependence(cases, 2 if values else 1):
-            return _sizes(sizes, reason, worst, replace(known, limits=_possible(known.limits, worst, cases)))
+        if sizes := size_dependence(cases, 2 if values else 1, known.example):
+            found = _sizes(sizes, reason, worst, replace(known, limits=_possible(known.limits, worst, cases)))
+            at_example = found.cause == "size-dependent" and _fails_at_the_example(cases, known)
+            return replace(found, cause="wrong-at-the-example") if at_example else found
         if values:
             return _values(values, reason, worst, known)
     return _asked(reason, worst.case.sizes, known)
+
+
+def _fails_at_the_example(cases: Cases, known: Known) -> bool:
+    return any(case.fails and case.case.sizes == known.example for case in cases)
+
+
+def _decides(limit: SizeLimit, cases: Cases) -> bool:
+    """Return whether there are right cases of drawn values, all where a fixed size is what it was fixed at."""
+    passing = [case.case.sizes for case in cases if not case.fails and not case.case.values]
+    return bool(passing) and all(str(expressions.value(limit.of, sizes)) == limit.to for sizes in passing)
 
 
 def _possible(limits: Iterable[SizeLimit], worst: CheckedCase, cases: Cases) -> tuple[SizeLimit, ...]:
@@ -214,7 +227,7 @@ def value_dependence(cases: Cases) -> str:
     return ""
 
 
-def size_dependence(cases: Cases, seeds: int) -> str:
+def size_dependence(cases: Cases, seeds: int, example: Sizes | None = None) -> str:
     """Return `wrong at ..., right at ...` if the sizes alone decide about cases with drawn values, else "".
 
     Wrong sizes need at least this number of seeds. The calls of one sequence count as one case.
@@ -230,7 +243,9 @@ def size_dependence(cases: Cases, seeds: int) -> str:
         if len(fail) > 1 or (fail == {True} and len(by_seed) < seeds):
             return ""
         (wrong if True in fail else right).append(next(iter(by_seed.values()))[0].case)
-    return f"wrong at {wrong[0]}, right at {right[0]}" if wrong and right else ""
+    if not wrong or not right:
+        return ""
+    return f"wrong at {wrong[0]}{' (the example)' if wrong[0].sizes == example else ''}, right at {right[0]}"
 
 
 def _sizes(pattern: str, reason: str, worst: CheckedCase, known: Known) -> Diagnosis:
@@ -311,9 +326,11 @@ def _asked(reason: str, sizes: Sizes, known: Known) -> Diagnosis:
 def _of_limit(limit: SizeLimit) -> tuple[str, dict[str, str]]:
     """Return the cause for a fixed size, with its words."""
     if limit.follows:
-        file, _, line = limit.place.rpartition(":")
-        inverts = line.isdecimal() and "istft(" in linecache.getline(file, int(line))
-        return "length-of-istft" if inverts else "size-baked", {"what": limit.of, "size": limit.to}
+        file, _, number = limit.place.rpartition(":")
+        line = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
+        compares = line.startswith(("if ", "elif ", "while "))
+        cause = "length-of-istft" if "istft(" in line else "size-compared" if compares else "size-baked"
+        return cause, {"what": limit.of, "size": limit.to}
     return "dimension-baked", {"dim": limit.of, "size": limit.to}
 
 

@@ -113,9 +113,14 @@ def _judged(
     record: VariantRecord,
     golden: GoldenRecord | None,
 ) -> SessionRecord:
-    """Return the record with the parity of a `check` answer; `lost` lists what the answer does not propagate."""
+    """Return the record with the parity of a `check` answer; `lost` lists what the answer does not propagate.
+
+    That says nothing about an artifact that fails at the example even without NaN and infinity.
+    """
     cases = diagnosis.judged(diagnosis.checked(answer, golden.cases if golden else ()), record.contract)
     answers = [case.answer for case in cases]
+    if golden and any(case.error and case.case == golden.cases[0] for case in cases):
+        lost = None
     summary = replace(parity.summarize(answers), refused=len(answer) - len(cases), unpropagated=lost)
     if golden and record.contract and record.contract.precision != FP32 and golden.unsteady not in STEADY:
         unknown = (

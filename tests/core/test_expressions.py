@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.core import expressions
 from exporter.core.expressions import DIVISORS, FACTORS, Expression, fit, is_combined
 
 PROBES = (14, 15, 16, 29, 21)
@@ -163,3 +164,23 @@ def test_two_sizes_of_a_symbol_are_enough_for_a_plain_sum_only() -> None:
     sizes = [{"m": m, "n": n} for m, n in ((3, 5), (4, 5), (5, 5), (7, 5), (3, 6))]
     assert str(fit(["m", "n"], [(at, 2 * at["m"] + at["n"]) for at in sizes])) == "2*m+n"
     assert fit(["m", "n"], [(at, at["m"] + 2 * at["n"]) for at in sizes]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("((width//4))*((height//4))", 12),
+        ("-width + 2*height%7 - 1", -12),
+        ("width", 16),
+        ("32*ceil(width/32)", None),
+        ("Min(4, width)", None),
+        ("depth + 1", None),
+        ("width//0", None),
+        ("width/2", None),
+        ("width.bit_length()", None),
+        ("width +", None),
+        ("(" * 500 + "1" + ")" * 500, None),
+    ],
+)
+def test_the_value_of_any_expression(text: str, found: int | None) -> None:
+    assert expressions.value(text, {"width": 16, "height": 13}) == found

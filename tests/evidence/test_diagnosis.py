@@ -104,6 +104,32 @@ def test_a_fixed_size_is_not_blamed_if_the_example_fails_too() -> None:
     assert "fixed" in explain("0.02", case("batch=1 s=8", True, 1), cases[1], known=known).reason
 
 
+def test_a_fixed_size_that_decides_is_blamed_although_the_example_fails_too(tmp_path: Path) -> None:
+    """Happened with position embeddings that are interpolated unless the image is square and of the trained size."""
+    file = tmp_path / "model.py"
+    file.write_text("if patches == trained and width == height: return table\n")
+    limit = SizeLimit("(w//4)*(h//4)", "fixed", "16", ("h", "w"), f"{file}:1")
+    known = Known(limits=(limit,), example={"h": 16, "w": 16})
+    cases = case("h=4 w=16", False), case("h=16 w=16", False), case("h=17 w=16", True), case("h=16 w=19", True)
+    found = explain("5 by 17", *cases, known=known)
+    assert found.reason.endswith(f"; 5 by 17 (perhaps because {limit})")
+    assert found.cause == "size-compared"
+    other = explain("5 by 17", *cases, case("h=20 w=16", True), known=known)
+    assert "fixed" not in other.reason
+
+
+def test_a_failure_at_the_example_is_not_blamed_on_its_sizes() -> None:
+    known = Known(example={"batch": 2, "s": 3})
+    cases = [case("batch=2 s=3", False, error="boom"), case("batch=1 s=3", True)]
+    cases.append(case("batch=1 s=5", False))
+    found = explain("boom", *cases, known=known)
+    assert found.reason == "depends on sizes: wrong at batch=2 s=3 (the example), right at batch=1 s=3; boom"
+    assert "like the example" not in remedy(found, "onnx")
+    found = explain("boom", *cases, known=Known(example={"batch": 1, "s": 3}))
+    assert found.reason == "depends on sizes: wrong at batch=2 s=3, right at batch=1 s=3; boom"
+    assert "like the example" in remedy(found, "onnx")
+
+
 def test_a_limit_is_blamed_only_for_sizes_that_never_pass() -> None:
     limit = SizeLimit("batch", "range", "2 to 4", ("batch",))
     cases = [case(f"batch=1 width={width}", width != 25) for width in (23, 24, 25)]

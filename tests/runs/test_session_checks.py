@@ -7,7 +7,8 @@ import pytest
 from exporter.core import causes, environment
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ExporterError, JobError
-from exporter.core.records import SessionRecord, VariantRecord
+from exporter.core.parity_records import CaseRecord, Tolerance
+from exporter.core.records import ArtifactRecord, GoldenRecord, SessionRecord, VariantRecord
 from exporter.runs import session_checks
 
 
@@ -46,6 +47,28 @@ def test_an_error_of_an_artifact_has_a_cause() -> None:
     session = session_checks._judged(SessionRecord("python", "failed", "check"), answer, None, record, None)
     assert (session.cause, session_checks.conclude(record, (session,)).cause) == ("out-of-memory", "out-of-memory")
     assert session.remedy
+
+
+@pytest.mark.parametrize(
+    ("failing", "lost"), [("batch=2", None), ("batch=2 zeros", ("it is lost",)), ("batch=3", ("it is lost",))]
+)
+def test_an_artifact_that_fails_at_the_example_is_not_said_to_lose_nan(
+    failing: str, lost: tuple[str, ...] | None
+) -> None:
+    names = "batch=2", "batch=2 zeros", "batch=3"
+    cases = [CaseRecord(name, 0, {"batch": int(name[6])}, name[8:]) for name in names]
+    passing = {"output": "y", "verdict": "exact", "reason": "", "worst": [0], "cause": ""}
+    numbers = dict.fromkeys(("max_abs", "max_rel", "rmse_ratio", "cosine"))
+    answer = [
+        {"case": name, "seed": 0, "error": "boom" * (name == failing), "outputs": [passing | numbers]} for name in names
+    ]
+    golden = GoldenRecord(
+        ArtifactRecord("golden.pt", 1, "0" * 64), tuple(cases), "float64", Tolerance(0, 0, 1), None, True
+    )
+    record = VariantRecord("onnx", "onnx", "pending")
+    found = session_checks._judged(SessionRecord("python", "failed", "check"), answer, ("it is lost",), record, golden)
+    assert found.parity is not None
+    assert (found.parity.verdict, found.parity.unpropagated) == ("FAIL", lost)
 
 
 def test_an_error_that_eager_makes_too_is_noted() -> None:

@@ -121,6 +121,12 @@ CAUSES = (
         "slice the output of torch.istft instead of giving it a length, or fix the size (--dynamic)",
     ),
     Cause(
+        "size-compared",
+        (),
+        "{what} became the number {size}, perhaps because a branch compares it with that",
+        "leave the branch out, or promise only sizes for which it goes one way (--size NAME=MIN..MAX)",
+    ),
+    Cause(
         "size-without-producer",
         (r"materialize_symints: no producer for",),
         "Inductor loses a size that depends on values, perhaps of the input of a convolution",
@@ -133,6 +139,13 @@ CAUSES = (
         "promise only sizes like the example's (--size NAME=MIN..MAX) or only multiples (--size NAME=MIN..MAX..STEP, "
         "which also makes the example one), compute without Python's branches, loops and numbers of a size, or ship a "
         "target that passes",
+    ),
+    Cause(
+        "wrong-at-the-example",
+        (),
+        "The artifact is wrong at the example's own sizes and right at others, perhaps because of a branch or a loop "
+        "over a size, or of an operator that was translated wrongly",
+        "compute without Python's branches, loops and numbers of a size, or ship a target that passes",
     ),
     Cause(
         "dimension-baked",
