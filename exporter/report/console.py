@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exporter.core import precisions, source_lines
-from exporter.core.records import UNCHECKED, Manifest
+from exporter.core.records import UNCHECKED, Manifest, VariantRecord
 from exporter.report import rows, summary
 
 STYLES = {
@@ -48,9 +48,7 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     for names, variant in rows.failed_together(manifest):
         console.print(f"[red]{escape(names)}[/] {escape(variant.failure)}: {escape(variant.reason)}")
         found = [("remedy", variant.remedy), ("reproduce", variant.reproduce), ("rejected", rows.rejected(variant))]
-        if variant.rejected:
-            fix = " --fix" if precisions.base(variant.name.partition("@")[2]) in precisions.MIXED else ""
-            found.append(("find the operator", f"exporter bisect BUNDLE {variant.name}{fix}"))
+        found.append(("find the operator", _bisect(manifest, variant)))
         for label, text in found:
             if text:
                 console.print(f"  {label}: {escape(text)}", style="dim", soft_wrap=True)
@@ -69,6 +67,16 @@ def render(manifest: Manifest, place: Path | None = None) -> str:
     if place is not None:
         console.print(f"Bundle: {escape(str(place))}", style="dim", soft_wrap=True)
     return _text(console)
+
+
+def _bisect(manifest: Manifest, variant: VariantRecord) -> str:
+    """Return how to find the operator at which a rejected artifact goes wrong; "" if bisect refuses the artifact."""
+    if not variant.rejected or (variant.contract and variant.contract.entries):
+        return ""
+    fix = " --fix" if precisions.base(variant.name.partition("@")[2]) in precisions.MIXED else ""
+    state = manifest.contract.state if manifest.contract else None
+    first = "export with --state inputs, then " if state and state.kept == "inside" else ""
+    return f"{first}exporter bisect BUNDLE {variant.name}{fix}"
 
 
 def page(title: str, headings: tuple[str, ...], lines: list[tuple[str, ...]], remarks: list[str], verdict: str) -> str:

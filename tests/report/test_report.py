@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.manifests import EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
+from support.manifests import CONTRACT, EAGER, EXACT, MANIFEST, failed, manifest, timing, variant
 
 from exporter import report
 from exporter.core import tolerances
+from exporter.core.contract_records import KeptState, StateTensor
 from exporter.core.json_codec import from_json, to_json
 from exporter.core.parity_records import Parity
 from exporter.core.records import ArtifactRecord, Goal, Lifecycle, Manifest, SessionRecord, VariantRecord
@@ -80,6 +81,26 @@ def test_the_number_of_parameters(count: int, text: str) -> None:
 def test_the_heading_names_the_gpu_that_was_measured(device: str, name: str) -> None:
     found = dataclasses.replace(manifest(variant(), environment={"gpu0": "H200", "gpu1": "L4"}), device=device)
     assert f"{device}: {name}, " in report.render(found, "table")
+
+
+@pytest.mark.parametrize(
+    ("kept", "entries", "hint"),
+    [
+        (None, (), "  find the operator: exporter bisect BUNDLE trace\n"),
+        ("outside", (), "  find the operator: exporter bisect BUNDLE trace\n"),
+        ("inside", (), "  find the operator: export with --state inputs, then exporter bisect BUNDLE trace\n"),
+        (None, ({"batch": 2},), ""),
+    ],
+)
+def test_a_rejected_artifact_is_to_be_bisected_if_bisect_takes_it(
+    kept: Any, entries: tuple[dict[str, int], ...], hint: str
+) -> None:
+    state = KeptState(kept, (StateTensor("sum", "float32", (4,), 0),)) if kept else None
+    contract = dataclasses.replace(CONTRACT, state=state, entries=entries)
+    row = failed("trace", rejected=(ArtifactRecord("rejected/trace.pt", 9, "0" * 64),), contract=contract)
+    text = report.render(manifest(row, contract=contract), "table")
+    assert hint in text
+    assert ("bisect" in text) == bool(hint)
 
 
 def test_the_table_at_120_columns() -> None:
