@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from exporter.core import checks_in_code, source_lines
@@ -35,7 +36,7 @@ from exporter.model import (
 from exporter.model.state import carrying
 from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
-from exporter.targets import _traced_writes
+from exporter.targets import _traced_resizing, _traced_writes
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of the parameter for the number
@@ -89,6 +90,7 @@ class Traceable(TorchFunctionMode):
     A size as a pool's kernel, as in `max_pool1d(x, x.size(2))`, becomes a list: a trace records a size only in a list.
     `torch.tensor([width, height])` stacks the sizes, which it would otherwise copy as constants, and a size that limits
     a tensor, as in `x.clamp(max=width)`, is moved to the tensor's device. Writes by index fix no sizes.
+    `interpolate` takes a factor that is computed from sizes.
     """
 
     def __torch_function__(
@@ -128,6 +130,11 @@ class Traceable(TorchFunctionMode):
             args = (args[0], int(args[1]), *args[2:])
         elif func is torch.Tensor.__setitem__:
             return _traced_writes.write(*args)
+        elif func is F.interpolate and _traced_resizing.by_tensors(*args, **named):
+            for mode in _get_current_function_mode_stack():
+                if isinstance(mode, Conversions) and (frame := source_lines.frame_here()):
+                    mode.callers[id(frame.f_globals)] = frame.f_globals  # the factor is as exact as Python's numbers
+            return _traced_resizing.resize(*args, **named)
         return func(*args, **named)
 
 
@@ -147,8 +154,11 @@ def trace(module: torch.nn.Module, example: Tensors) -> torch.jit.ScriptModule:
         kept = sizes_in_builtins.kept(conversions.callers.values(), _whole, _fraction, **extremes)
         with kept, _rounding(), InFloat64():
             again = _traced(module, example)
-        outputs = [run(*(tensor.clone() for tensor in example)) for run in (again, traced)]
-        return again if all(map(carrying.agree, *outputs)) else traced
+        found, usual = (run(*(tensor.clone() for tensor in example)) for run in (again, traced))
+        if not all(map(carrying.agree, found, usual)):  # which may be wrong, because its fractions are in float32
+            with mixed_dtypes.agreeing(module, example):
+                usual = module(*(tensor.clone() for tensor in example))
+        return again if all(map(carrying.agree, found, usual)) else traced
     except Exception:  # a module may need Python's own functions
         return traced
     finally:
