@@ -37,7 +37,7 @@ class KnownConstants(TorchFunctionMode):
         self._module = module
         self._weights = {name: one.detach() for name, one in _weights(module) if one.numel() <= LARGEST}
         self._values: Any = WeakIdKeyDictionary()  # the value of each fake tensor that is a constant
-        self._begun = False
+        self._first: FakeTensor | None = None  # the first weight of the capture that has begun
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -66,9 +66,10 @@ class KnownConstants(TorchFunctionMode):
         return self._values.get(tensor, tensor)
 
     def _begin(self) -> None:
-        """Note the fake tensors that torch.export has put in place of the weights, once it has."""
-        if not self._begun and any(isinstance(one, FakeTensor) for _, one in _weights(self._module)):
-            self._begun = True
+        """Note the fake tensors that a capture, of which there may be several, has put in place of the weights."""
+        first = next((one for _, one in _weights(self._module) if isinstance(one, FakeTensor)), None)
+        if first is not None and first is not self._first:
+            self._first = first
             for name, fake in _weights(self._module):
                 if name in self._weights:
                     self._values[fake] = self._weights[name]

@@ -93,8 +93,8 @@ class Values(nn.Module):
         return x * 2 if x.sum() > self.limit else x
 
 
-def flat(model: nn.Module) -> flattening.FlatModule:
-    return flattening.FlatModule(model, flattening.flatten_inputs(model, {"x": torch.ones(3, 4)})).eval()
+def flat(model: nn.Module, width: int = 4) -> flattening.FlatModule:
+    return flattening.FlatModule(model, flattening.flatten_inputs(model, {"x": torch.ones(3, width)})).eval()
 
 
 @pytest.mark.parametrize(("started", "flag"), [(True, False), (False, True)])
@@ -125,6 +125,27 @@ class Counting(nn.Module):
     def forward(self, x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count = count + 1
         return x * 2 if self.gated and count > 20 else x + 0, count
+
+
+class Padded(nn.Module):
+    """Reads a flag, and pads to a multiple: torch.export rejects the promised sizes at first, and captures again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("started", torch.tensor([True]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.pad(x, (0, (8 - x.size(1) % 8) % 8))
+        if not self.started:
+            self.started.fill_(True)
+        return x.reshape(x.size(0), -1, 8).mean(-1)
+
+
+def test_constants_are_followed_in_each_capture() -> None:
+    spec, sizes = TensorSpec("x", "float32", ("batch", "length")), {"batch": Range(1, 8), "length": Range(8, 100)}
+    program = capture.capture(flat(Padded(), 40), (torch.ones(3, 40),), Contract("m", (spec,), (), sizes)).program
+    for x in (torch.randn(3, 40), torch.randn(2, 43)):
+        torch.testing.assert_close(program.module()(x)[0], Padded()(x))
 
 
 def test_state_is_no_constant() -> None:
