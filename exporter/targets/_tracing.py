@@ -296,6 +296,7 @@ def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
     with (
         _as_numbers(),
         _forward_alone(),
+        _checked_sizes(),
         distributions.unchecked(),
         causal_masks.uncompared(),
         mixture_of_experts.dense(module),
@@ -304,6 +305,22 @@ def traceable(module: torch.nn.Module, example: Tensors) -> Iterator[None]:
         sparse_matrices.multiplied(module, natively=True),
         Traceable(),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _checked_sizes() -> Iterator[None]:
+    """Let torch._check take a condition on sizes, which is a tensor during a trace; MaxUnpool2d calls it with one."""
+    patched: Any = torch
+    usual = patched._check_with
+
+    def check(error_type: type[BaseException], condition: Any, message: Any = None) -> None:
+        if _of_sizes(condition):
+            with warnings.catch_warnings(action="ignore"):
+                condition = bool(condition)
+        usual(error_type, condition, message)
+
+    with mock.patch.object(torch, "_check_with", check):
         yield
 
 

@@ -116,6 +116,33 @@ def test_a_roll_by_a_size_of_the_input() -> None:
         assert torch.equal(got, expected)
 
 
+def test_a_check_of_sizes_is_made_for_the_example() -> None:
+    class Unpools(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._check(x.size(2) > 3, lambda: "too short")
+            pooled, at = F.max_pool2d(x, 2, return_indices=True)
+            return F.max_unpool2d(pooled, at, 2, output_size=x.shape)
+
+    with torch.no_grad(), warned() as caught:
+        traced = _tracing.trace(Unpools().eval(), (torch.randn(2, 3, 8, 9),))
+        with pytest.raises(RuntimeError, match="too short"):
+            _tracing.trace(Unpools().eval(), (torch.randn(2, 3, 2, 9),))
+    assert not [one for one in caught if "_tracing" in one.filename]
+    for shape in ((2, 3, 8, 9), (1, 3, 5, 4), (3, 2, 12, 7)):
+        x = torch.randn(shape)
+        assert torch.equal(traced(x), Unpools()(x))
+
+
+def test_a_check_of_values_is_refused_as_in_eager() -> None:
+    class Checks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._check(x.sum() > 0)
+            return x
+
+    with torch.no_grad(), pytest.raises(TypeError, match="cond must be a bool"):
+        _tracing.trace(Checks().eval(), (torch.ones(3),))
+
+
 def test_a_trace_of_gradients_is_refused() -> None:
     """torch.jit.trace keeps the example's gradients as constants."""
 
