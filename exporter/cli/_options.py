@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,14 @@ def steps(quiet: bool) -> Callable[[str], None]:
             print(f"{step} …", file=sys.stderr, flush=True)
 
     return report
+
+
+def finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Return the value of an option, or its values. Raises BadParameter for one that is infinite or not a number."""
+    for one in value if isinstance(value, tuple) else (value,):
+        if one is not None and not math.isfinite(one):
+            raise click.BadParameter(f"{one} is not a finite number.", context, parameter)
+    return value
 
 
 def together(*options: Option) -> Option:
@@ -58,6 +67,8 @@ def _option(setting: Setting, changes: dict[str, Any]) -> Option:
         given["show_default"] = "/" in setting.flag
     else:
         given["type"] = _type(setting)
+    if setting.kind is float:
+        given["callback"] = finite
     if setting.makes_default or given["default"] == "":  # the help says what it depends on
         given["default"] = None
     if given["default"] in (None, ()) or changes.get("default", ...) is None:

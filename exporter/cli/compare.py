@@ -18,10 +18,18 @@ from exporter.core.settings import SessionSettings, TimingSettings
     "--measure", is_flag=True, help="Time both bundles side by side on this machine; this needs no model code."
 )
 @click.option(
-    "--max-slower", type=click.FloatRange(0), metavar="PERCENT", help="Fail if a variant is slower by more than this."
+    "--max-slower",
+    type=click.FloatRange(0),
+    callback=_options.finite,
+    metavar="PERCENT",
+    help="Fail if a variant is slower by more than this.",
 )
 @click.option(
-    "--max-larger", type=click.FloatRange(0), metavar="PERCENT", help="Fail if a variant is larger by more than this."
+    "--max-larger",
+    type=click.FloatRange(0),
+    callback=_options.finite,
+    metavar="PERCENT",
+    help="Fail if a variant is larger by more than this.",
 )
 @click.option("--allow-breaking", is_flag=True, help="Allow contract changes that break callers.")
 @_options.of(TimingSettings, "time_budget", "wait_quiet")

@@ -21,7 +21,14 @@ from exporter.core.settings import SessionSettings, TimingSettings
     help="Directory for the page, the Chrome traces, TensorBoard's folders and the JSON.  "
     "[default: NAME-profile in the current folder, for a bundle NAME]",
 )
-@click.option("--seconds", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Timed seconds a variant.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1),
+    callback=_options.finite,
+    default=4.0,
+    show_default=True,
+    help="Timed seconds a variant.",
+)
 @click.option(
     "--train",
     is_flag=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from exporter.cli import _options
 from exporter.core.errors import UsageError
 
 
@@ -15,6 +16,7 @@ from exporter.core.errors import UsageError
 @click.option(
     "--max-gb",
     type=click.FloatRange(0, min_open=True),
+    callback=_options.finite,
     default=32.0,
     show_default=True,
     help="Refuse to unpack more than this.",

@@ -118,6 +118,7 @@ class SessionSettings(Settings):
         "Time limit for one export or one response of a session, in seconds.",
         metavar="SECONDS",
         minimum=1,
+        maximum=2_000_000,  # the system waits for at most 2^31 ms
         effect=False,
     )
     ops_libs: tuple[str, ...] = option(
@@ -145,6 +146,7 @@ class BuildSettings(Settings):
         flag="--memory-limit",
         metavar="GB",
         minimum=0.1,
+        maximum=1_000_000,
         effect=False,
     )
     opset: int | None = option(None, "ONNX opset version; torch's default if not given.", minimum=18)

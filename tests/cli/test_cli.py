@@ -83,6 +83,38 @@ def test_bad_input_to_export(cli: Cli, words: list[str], said: list[str], tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e400"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("unpack", "x.tar.zst", "--max-gb"),
+        ("compare", "x", "x", "--measure", "--max-slower"),
+        ("compare", "x", "x", "--max-larger"),
+        ("profile", "x", "--seconds"),
+        ("check", "x", "--timeout"),
+        ("bench", "x", "--wait-quiet"),
+        ("bench", "x", "--time-budget"),
+        ("report", "x", "--max-mb"),
+        ("export", MLP, "--rtol"),
+        ("export", MLP, "--min-metric"),
+        ("export", MLP, "--tune"),
+        ("export", MLP, "--memory-limit"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(
+    cli: Cli, words: tuple[str, ...], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of NaN would be met by everything."""
+    monkeypatch.chdir(tmp_path)
+    refused(cli(*words, number), f"Invalid value for '{words[-1]}': ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("flag", "number"), [("--timeout", "4294968"), ("--memory-limit", "1e90")])
+def test_a_number_beyond_what_the_system_accepts_is_refused(cli: Cli, flag: str, number: str) -> None:
+    refused(cli("export", MLP, flag, number), f"Invalid value for '{flag}': ", "is not in the range")
+
+
 def test_a_missing_gpu_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "gpus", lambda: ())
     refused(cli("export", MLP, "--device", "cuda"), "there is no GPU 'cuda' here", "--device cpu")
