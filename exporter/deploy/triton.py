@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from exporter import targets
 from exporter.bundle import layout
 from exporter.core import filesystem
 from exporter.core.contract import keeps_state, output_names
-from exporter.core.contract_records import Contract
+from exporter.core.contract_records import Contract, Dim
 from exporter.core.errors import ArtifactError, BundleError, MissingDependency, UsageError
+from exporter.core.expressions import Expression
 from exporter.core.records import Manifest, VariantRecord
 from exporter.deploy import Deployment, choose, golden, publish, read, staged, take
 from exporter.targets import _ort_level
@@ -127,12 +129,22 @@ def configuration(model: str, contract: Contract, backend: targets.TritonBackend
 def max_batch(contract: Contract) -> int:
     """Return the largest batch that Triton may form, or 0 without batching.
 
-    Batching requires `batch` as the first dimension of every tensor, and every size from 1 to its maximum.
+    Batching requires `batch` as the first dimension of every tensor and in no other, and every size from 1 to its
+    maximum.
     """
     bounds = contract.symbols.get(BATCH)
-    first = {spec.shape[:1] for spec in (*contract.inputs, *contract.outputs)}
+    shapes = {spec.shape for spec in (*contract.inputs, *contract.outputs)}
+    if {shape[:1] for shape in shapes} != {(BATCH,)} or any(
+        _may_be_batch(dim) for shape in shapes for dim in shape[1:]
+    ):
+        return 0
     every = bounds is not None and bounds.min == bounds.multiple_of == 1 and not bounds.choices
-    return bounds.max if bounds and every and first == {(BATCH,)} else 0
+    return bounds.max if bounds and every else 0
+
+
+def _may_be_batch(dim: Dim) -> bool:
+    """Return whether a dimension depends on the batch, as in a matrix of similarities, or may do so."""
+    return dim is None or (isinstance(dim, str) and BATCH in Expression.parse(dim).names)
 
 
 def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
@@ -149,7 +161,10 @@ def _warm_up(config: Any, folder: Path, golden_file: Path) -> None:
 
 
 def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
-    """Link or copy the model's other versions. Raises UsageError if their configuration differs from this version's."""
+    """Link or copy the model's other versions.
+
+    Raises UsageError if their configuration differs from this version's, and BundleError if a file was altered.
+    """
     deployment = read(out)
     if deployment is None:
         return
@@ -166,6 +181,14 @@ def _keep_others(out: Path, root: Path, version: int, config: Any) -> None:
             "choose another --name, or remove them",
         )
     for other in others:
+        for file in (file for file in deployment.files if Path(file.path).parent.name == other.name):
+            try:
+                layout.verify(other, replace(file, path=Path(file.path).name))
+            except ArtifactError as error:
+                raise BundleError(
+                    f"version {other.name} was altered: {error}",
+                    f"remove {other}, move the model away, or choose another --name",
+                ) from error
         filesystem.link_tree(other, root / other.name)
 
 

@@ -96,9 +96,13 @@ def test_the_warm_up_is_one_row_of_the_golden(bundle: Path, tmp_path: Path) -> N
 
 
 def contract(first: tuple[Any, ...] = ("batch", 4), bounds: Range | None = None, **changes: Any) -> Contract:
-    settings: dict[str, Any] = {"inputs": (TensorSpec("x", "float32", first),)} | changes
-    settings["outputs"] = (TensorSpec("output", "float32", ("batch", "2*batch")),)
-    return replace(CONTRACT, symbols={"batch": bounds or Range(1, 8)}, **settings)
+    settings: dict[str, Any] = {"inputs": (TensorSpec("x", "float32", first),)}
+    settings["outputs"] = (TensorSpec("output", "float32", ("batch", "2*width")),)
+    return replace(CONTRACT, symbols={"batch": bounds or Range(1, 8), "width": Range(1, 9)}, **settings | changes)
+
+
+def gives(*dims: int | str | None) -> Contract:
+    return contract(outputs=(TensorSpec("pooled", "float32", ("batch", 4)), TensorSpec("output", "float32", dims)))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,13 @@ def contract(first: tuple[Any, ...] = ("batch", 4), bounds: Range | None = None,
         (contract(bounds=Range(1, 8, (1, 8))), 0, [-1, 4]),  # or of 3
         (contract(bounds=Range(2, 8, multiple_of=2)), 0, [-1, 4]),  # or of 3
         (contract(bounds=Range(1, 1)), 1, [4]),
+        (contract(("batch", "width")), 8, [-1]),
+        (gives("batch", "width"), 8, [4]),
+        (gives("batch", "batch"), 0, [-1, 4]),  # every pair of rows: Triton would give each caller the columns of all
+        (gives("batch", 4, "batch+width"), 0, [-1, 4]),
+        (gives("batch", "(3*batch+1)//2"), 0, [-1, 4]),
+        (gives("batch", None), 0, [-1, 4]),  # it may be the batch
+        (contract(("batch", "batch")), 0, [-1, -1]),
     ],
 )
 def test_batching_needs_every_batch_size_from_one(given: Contract, batch: int, dims: list[int]) -> None:
@@ -190,6 +201,27 @@ def test_an_edited_configuration_is_kept(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="was edited"):
         deploy(bundle, tmp_path / "models")
     assert config.read_text() == edited
+
+
+@pytest.mark.parametrize("name", ["trace", "onnx"])
+def test_an_altered_version_is_not_kept(bundle: Path, tmp_path: Path, name: str) -> None:
+    """A new record would bless it. The version that is replaced may be altered."""
+    deploy(bundle, tmp_path / "models", name)
+    place = tmp_path / "models" / "pair"
+    file = next((place / "1").iterdir())
+    file.write_bytes(altered := file.read_bytes()[:-1] + b"!")
+    before = (place / "deployment.json").read_bytes()
+    with pytest.raises(BundleError, match=f"version 1 was altered: .*/1/{file.name} ") as raised:
+        deploy(bundle, tmp_path / "models", name, version=2)
+    assert f"remove {place / '1'}" in raised.value.remedy
+    assert (file.read_bytes(), (place / "deployment.json").read_bytes()) == (altered, before)
+    deploy(bundle, tmp_path / "models", name)
+    deploy(bundle, tmp_path / "models", name, version=2)
+    file.unlink()
+    with pytest.raises(BundleError, match=f"version 1 was altered: .*/1/{file.name} is missing"):
+        deploy(bundle, tmp_path / "models", name, version=3)
+    file.parent.rmdir()
+    deploy(bundle, tmp_path / "models", name, version=3)
 
 
 def test_a_deployment_of_another_kind_is_not_replaced(bundle: Path, tmp_path: Path) -> None:
