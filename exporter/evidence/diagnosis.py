@@ -21,6 +21,7 @@ NOT_CARRIED = "the state is not carried"
 ADDS_UP = "errors add up from call to call"
 UNRECORDED = "no trace or graph records writes through .data"
 KINDS = ("boolean", "Python number", "Python float")  # what a tensor was converted to, the likeliest cause first
+NUMBERS = (*KINDS[1:], "Python integer", "Python index")
 DATA = "written-through-data"  # the name in exporter.core.causes
 ROUNDING = "rounding-decides"
 NAN = "not-a-number"
@@ -253,12 +254,22 @@ def _sizes(pattern: str, reason: str, worst: CheckedCase, known: Known) -> Diagn
     asked = _asked(reason, worst.case.sizes, known)
     if asked.cause:
         return Diagnosis(f"{SIZES}: {pattern}; {asked.reason}", asked.cause, asked.words)
-    line = _branch(known.warnings, KINDS[:1])
     limits = [one for one in known.limits if one.rule != "steps" and set(one.symbols) & set(worst.case.sizes)]
     limits.sort(key=lambda one: one.rule != "fixed")
-    because = next(map(str, limits), f"a branch drops one side ({line})" if line else "")
+    because = next(map(str, limits), _of_sizes(known.warnings))
     said = f" (perhaps because {because})" if because else ""
     return Diagnosis(f"{SIZES}: {pattern}; {asked.reason}{said}", "size-dependent")
+
+
+def _of_sizes(warned: Iterable[Warned]) -> str:
+    """Return what a trace may have kept of the example, a side of a branch or a number; prefer lines of the model."""
+    placed = [one for one in warned if one.place]
+    for group in ([one for one in placed if not source_lines.of_library(one.place)], placed):
+        if line := _branch(group, KINDS[:1]):
+            return f"a branch drops one side ({line})"
+        if line := _branch(group, NUMBERS):
+            return f"the trace keeps a number of the example ({line})"
+    return ""
 
 
 def _fixed(fixed: tuple[FixedSize, ...], known: Known) -> Diagnosis:
@@ -305,7 +316,7 @@ def _not_recorded(warned: Iterable[Warned]) -> tuple[str, str] | None:
     warned = tuple(warned)
     if place := next((one.place for one in warned if one.unrecorded), ""):
         return f"{UNRECORDED} ({place})", DATA
-    if place := _branch(warned, (*KINDS, "Python integer", "Python index")):
+    if place := _branch(warned, (*KINDS[:1], *NUMBERS)):
         return f"the trace holds a constant that was computed from a tensor ({place})", "number-in-a-trace"
     return None
 

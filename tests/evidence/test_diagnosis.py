@@ -273,6 +273,21 @@ def test_line_of_a_branch(warnings: tuple[Warned, ...], said: str) -> None:
     assert found.cause == ("branch-on-values" if said.startswith("branch") else "")
 
 
+@pytest.mark.parametrize(
+    ("warnings", "said"),
+    [
+        ((INTEGER, BRANCH), " (perhaps because a branch drops one side (/m.py:7))"),
+        ((RNN, INTEGER), " (perhaps because the trace keeps a number of the example (/m.py:4))"),
+        ((RNN,), " (perhaps because a branch drops one side (torch/nn/modules/rnn.py:3))"),
+        ((replace(INTEGER, place=""),), ""),
+    ],
+)
+def test_line_of_a_dependence_on_sizes(warnings: tuple[Warned, ...], said: str) -> None:
+    cases = [case("n=8", False), case("n=16", True), case("n=15", True)]
+    found = explain("why", *cases, known=Known(warnings, example={"n": 16}))
+    assert found.reason == f"depends on sizes: wrong at n=8, right at n=16; why{said}"
+
+
 def fixed(of: str, to: int, line: int, *symbols: str) -> SizeLimit:
     return SizeLimit(of, "fixed", str(to), symbols or (of,), f"/m.py:{line}")
 
