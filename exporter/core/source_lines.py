@@ -28,7 +28,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"^(?:\w+Error: )+(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"\s*Original exception Traceback[\s\S]*")  # the traceback of another error
 _COMPILER = re.compile(r"\b(?:error: |(?=cc1plus: out of memory|virtual memory exhausted|LLVM ERROR: ))([^\n]+)")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at:? 0x[0-9a-f]+")
 _CPP_STACK = re.compile(r"\s+Exception raised from \S+ at \S+:\d+")
 _PACKAGE_CALL = re.compile(r"\w+\(\s*container_handle_,.*API call failed at \S+, line \d+", re.DOTALL)
 _INTERPRETER = "The following operation failed in the TorchScript interpreter"
@@ -74,7 +74,12 @@ def message(error: BaseException) -> str:
     text = _QUOTED.sub("", text.split("\n\n")[0])
     if compiler and "C++ compile error" in text:
         text = f"{text}: {compiler[1]}"
-    return _ADDRESS.sub("", printable(" ".join(text.split())))[:MESSAGE].removesuffix(":")
+    return without_addresses(printable(" ".join(text.split())))[:MESSAGE].removesuffix(":")
+
+
+def without_addresses(text: str) -> str:
+    """Return a text without the addresses of objects, which differ from run to run."""
+    return _ADDRESS.sub("", text)
 
 
 def portable(trace: str) -> str:

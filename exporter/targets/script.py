@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -188,7 +187,7 @@ def _why(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return re.sub(r" at 0x[0-9a-f]+", "", lines[0])[:200].removesuffix(":") if lines else type(error).__name__
+    return source_lines.without_addresses(lines[0])[:200].removesuffix(":") if lines else type(error).__name__
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -161,6 +161,7 @@ def test_a_place_is_added_once() -> None:
         ("\n\nfirst\nof two lines\n\nand advice", "first of two lines"),
         ("", ""),
         ("no source of <function f at 0x7f103ab40900>", "no source of <function f>"),
+        ("'L (of Python compilation unit at: 0x55acc5e45580)' has", "'L (of Python compilation unit)' has"),
         ("x" * 5000, "x" * source_lines.MESSAGE),
         (
             "no kernel Exception raised from call at /aten/Linear.cpp:195 (most recent call first): frame #0",

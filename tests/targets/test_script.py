@@ -221,6 +221,11 @@ def test_both_failures_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "script.pt").exists()
 
 
+def test_the_note_of_a_failure_has_no_address() -> None:
+    error = RuntimeError("\n'L (of Python compilation unit at: 0x55acc5e45580)' has no method\nof <function f at 0x7f>")
+    assert script._why(error) == "torch.jit.script fails: 'L (of Python compilation unit)' has no method"
+
+
 class Counter(nn.Module):
     """Counts in a buffer and in a Python number."""
 
