@@ -36,7 +36,7 @@ from exporter.model import (
 from exporter.model.state import carrying
 from exporter.model.state.snapshot import Snapshot
 from exporter.model.tensors import Tensors
-from exporter.targets import _traced_resizing, _traced_writes
+from exporter.targets import _traced_convolutions, _traced_resizing, _traced_writes
 
 # Functions of a tensor and a number, which may be a bool. The result has the tensor's dtype, or is boolean.
 _GIVEN = frozenset(("value", "fill_value", "other"))  # names of the parameter for the number
@@ -90,7 +90,7 @@ class Traceable(TorchFunctionMode):
     A size as a pool's kernel, as in `max_pool1d(x, x.size(2))`, becomes a list: a trace records a size only in a list.
     `torch.tensor([width, height])` stacks the sizes, which it would otherwise copy as constants, and a size that limits
     a tensor, as in `x.clamp(max=width)`, is moved to the tensor's device. Writes by index fix no sizes.
-    `interpolate` takes a factor that is computed from sizes.
+    `interpolate` takes a factor that is computed from sizes, and transposed convolutions an `output_size`.
     """
 
     def __torch_function__(
@@ -130,6 +130,8 @@ class Traceable(TorchFunctionMode):
             args = (args[0], int(args[1]), *args[2:])
         elif func is torch.Tensor.__setitem__:
             return _traced_writes.write(*args)
+        elif func in _traced_convolutions.TRANSPOSED:
+            return _traced_convolutions.transposed(func, *args, **named)
         elif func is F.interpolate and _traced_resizing.by_tensors(*args, **named):
             for mode in _get_current_function_mode_stack():
                 if isinstance(mode, Conversions) and (frame := source_lines.frame_here()):
