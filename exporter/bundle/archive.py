@@ -143,7 +143,10 @@ class _Ending:
 
     def _more(self, size: int) -> bytes:
         if not isinstance(self.packed, memoryview):
-            return self.packed.read(size)
+            try:
+                return self.packed.read(size)
+            except OSError as error:
+                raise ValueError(f"it cannot be read: {error.strerror or error}") from error
         more, self.packed = self.packed[:size], self.packed[size:]
         return bytes(more)
 

@@ -133,7 +133,7 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
     place = destination(out)
     root = place.with_name(f".{place.name}.staging")
     lock = place.with_name(f".{place.name}.lock")
-    try:
+    with filesystem.explained(out):
         filesystem.require_removable(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         with filesystem.locked(lock, out):
@@ -146,8 +146,6 @@ def staged(out: Path, refuse: Callable[[Path], None]) -> Iterator[Path]:
             finally:
                 with suppress(OSError):
                     filesystem.remove_tree(root)
-    except OSError as error:
-        raise filesystem.error(error, out) from error
 
 
 def refuse_foreign(out: Path) -> None:

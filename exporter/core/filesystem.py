@@ -1,4 +1,7 @@
-"""Write files atomically and under a lock, and explain file-system errors to the user."""
+"""Write files atomically and under a lock, and explain file-system errors to the user.
+
+This file is long because these errors are explained beside the functions that raise them.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,12 @@ from exporter.core.errors import BundleError, UsageError
 
 NO_PROCESS = "the system starts no further process or thread"
 MORE_PROCESSES = "raise the limit of processes: ulimit -u, or the container's"
+LIMITS = {
+    errno.EAGAIN: (NO_PROCESS, MORE_PROCESSES),
+    errno.EMFILE: ("too many open files", "raise the limit of open files, as with ulimit -n"),
+    errno.ENFILE: ("too many files are open on this machine", "close other programs, or raise fs.file-max"),
+}
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # errors of nothing but writing
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\(\d{3})")  # a space in a path of MOUNTS is \040
@@ -181,13 +190,51 @@ def require_removable(root: Path) -> None:
             raise BundleError(cause, "change its owner, or give another --out")
 
 
+@contextmanager
+def explained(out: Path) -> Iterator[None]:
+    """Raise what `explain` returns in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        if known := explain(error, out):
+            raise known from error
+        raise
+
+
+def explain(raised: OSError, out: Path) -> UsageError | None:
+    """Explain an error of a run that writes to `out`; return None for one that may be a bug.
+
+    It is a BundleError if something cannot be written, or if a limit of the system is reached.
+    """
+    if raised.errno in LIMITS or raised.errno in NO_ROOM or _is_own(raised.filename, out):
+        return error(raised, out)
+    if known := users_error(raised):
+        return known
+    if raised.errno is None or not (raised.filename or raised.errno == errno.EIO):
+        return None
+    return UsageError(f"cannot access {raised.filename or 'a file'}: {raised.strerror}", "mend that, and run it again")
+
+
+def _is_own(path: object, out: Path) -> bool:
+    """Return whether a run that writes to `out` writes to this path: in it, beside it, or to make its parents."""
+    if not isinstance(path, (str, bytes)):
+        return False
+    found = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+    for place in (out.absolute(), Path(os.path.realpath(out))):
+        beside = [one for one in (found, *found.parents) if one.parent == place.parent]
+        names = [one.name == place.name or one.name.startswith(f".{place.name}.") for one in beside]
+        if any(names) or found in place.parents:
+            return True
+    return False
+
+
 def error(error: OSError, out: Path, instead: str = "give another --out") -> BundleError:
-    """Explain an error of the file system to the user, or of a process that the system does not start.
+    """Explain an error of writing to `out` to the user, or of a process that the system does not start.
 
     `instead` is the remedy for a place that cannot be written to.
     """
-    if error.errno == errno.EAGAIN:
-        return BundleError(NO_PROCESS, MORE_PROCESSES)
+    if error.errno in LIMITS:
+        return BundleError(*LIMITS[error.errno])
     place = error.filename or out
     if _is_temporary(place) and not _is_temporary(out):
         instead = "set TMPDIR to another folder"
@@ -200,8 +247,6 @@ def error(error: OSError, out: Path, instead: str = "give another --out") -> Bun
         errno.ENOTDIR: ("a part of the path is a file", instead),
         errno.EEXIST: ("a file is in its place", instead),
         errno.EISDIR: ("a directory is in its place", instead),
-        errno.EMFILE: ("too many open files", "raise the limit of open files, as with ulimit -n"),
-        errno.ENFILE: ("too many files are open on this machine", "close other programs, or raise fs.file-max"),
         errno.EFBIG: ("it exceeds the limit of file sizes", "raise the limit, as with ulimit -f"),
     }
     cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), instead))
@@ -218,7 +263,8 @@ def users_error(error: OSError) -> UsageError | None:
 def temporary_error(error: OSError) -> BundleError | None:
     """Explain an error of a temporary folder that is full or not writable; return None for any other error."""
     unusable = error.errno == errno.ENOENT and "No usable temporary directory" in str(error)
-    if unusable or (error.errno in FULL and error.filename and _is_temporary(error.filename)):
+    unread = error.errno == errno.EACCES and error.filename and os.path.isfile(error.filename)  # noqa: PTH113
+    if unusable or (error.errno in FULL and error.filename and _is_temporary(error.filename) and not unread):
         cause = "no temporary folder is writable" if unusable else f"{error.filename}: {error.strerror}"
         return BundleError(f"cannot write temporary files: {cause}", "free some space, or set TMPDIR to another folder")
     return None

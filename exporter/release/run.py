@@ -198,11 +198,10 @@ def _aside(step: Step) -> Path:
 def _opened(out: Path) -> Iterator[Journal]:
     """Lock the directory against other releases and yield its journal."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with filesystem.locked(out / ".lock", out):
-            yield Journal(out)
-    except OSError as error:
-        raise filesystem.error(error, out) from error
+        with filesystem.explained(out):
+            out.mkdir(parents=True, exist_ok=True)
+            with filesystem.locked(out / ".lock", out):
+                yield Journal(out)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note("finished steps are kept: continue with --resume")
         raise

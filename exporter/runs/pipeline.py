@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter import targets
 from exporter.bundle import integrity, layout, provenance, publishing
 from exporter.core import causes, contract, environment, filesystem, memory, precisions, tolerances
-from exporter.core.errors import ExporterError, JobError, RecipeError, UsageError
+from exporter.core.errors import BundleError, ExporterError, JobError, RecipeError, UsageError
 from exporter.core.progress import Listener
 from exporter.core.records import EAGER, GoldenRecord, Lifecycle, Manifest, MetricRecord, VariantRecord
 from exporter.core.size_range import Sizes
@@ -50,9 +50,9 @@ def run(
 
     A variant that fails is a row of the manifest. If one fails, an existing bundle is kept and the new one published
     beside it when nothing passes in the new one, or when a variant that passed in the old one would be lost and
-    `request.replace` is false. Raises UsageError before writing anything if the request cannot be met. Any other
-    exception except OSError (KeyboardInterrupt included) stops the children and publishes the finished variants,
-    beside an existing bundle if there is one; its message or a note names the place.
+    `request.replace` is false. Raises UsageError before writing anything if the request cannot be met, and BundleError
+    if the disk fails. Any other exception (KeyboardInterrupt included) stops the children and publishes the finished
+    variants, beside an existing bundle if there is one; its message or a note names the place.
     """
     request.validate()
     environment.cache_limit()  # refuse a wrong one now, not in the middle of the run
@@ -74,16 +74,19 @@ def run(
             made = current.draft.manifest
             replaces = made.passes and (request.replace or not publishing.lost(staging.out, made))
             return made, staging.publish() if replaces else staging.publish_beside(publishing.FAILED)
-        except OSError as error:
-            current.sessions.close()
-            raise filesystem.error(error, place or request.out) from error
         except BaseException as error:
+            known = filesystem.explain(error, place or request.out) if isinstance(error, OSError) else None
+            if isinstance(known, BundleError):  # nothing can be written, and so nothing kept
+                current.sessions.close()
+                raise known from error
             current.stop()
             kept = staging.published
             if kept is None and current.finish("interrupted"):
                 kept = staging.publish_beside(publishing.INTERRUPTED)
             if kept is not None and str(kept) not in str(error):
-                error.add_note(f"finished variants are in {kept}")
+                (known or error).add_note(f"finished variants are in {kept}")
+            if known is not None:
+                raise known from error
             raise
 
 

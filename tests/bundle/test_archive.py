@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import tarfile
@@ -233,6 +234,15 @@ def test_unpacking_replaces_a_bundle_but_no_foreign_files(toy: Path, tmp_path: P
     with pytest.raises(BundleError, match=r"mine\.txt"):
         unpack(data, tmp_path)
     assert (place / "mine.txt").read_text() == "mine"
+
+
+def test_a_packed_file_on_a_broken_disk(tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(ArtifactError, match=r"^x\.tar\.zst cannot be unpacked: it cannot be read: Input/output error$"):
+        archive.receive(Broken(), "x.tar.zst", tmp_path / "out", LIMIT)
 
 
 def test_files_that_are_not_packed_bundles(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from support.manifests import MANIFEST, manifest, variant
 
 from exporter.bundle import layout, publishing
 from exporter.core import filesystem
-from exporter.core.errors import BundleError
+from exporter.core.errors import BundleError, UsageError
 from exporter.core.json_codec import to_json
 
 FORK = multiprocessing.get_context("spawn")
@@ -505,6 +505,37 @@ def test_errors_of_the_file_system_are_explained(tmp_path: Path, number: int, ca
         raise OSError(number, os.strerror(number), str(staging.root / "trace.pt"))
     assert "--out" in raised.value.remedy
     assert (tmp_path / "toy" / "trace.pt").read_text() == "one"
+    assert leftovers(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "said"),
+    [
+        (errno.ENOENT, "net.py", "cannot access {folder}/net.py: No such file or directory"),
+        (errno.EACCES, "toys/net.py", "cannot access {folder}/toys/net.py: Permission denied"),
+        (errno.EIO, "", "cannot access a file: Input/output error"),
+        (errno.ENOSPC, "", "cannot write to {folder}/toy: the disk is full"),
+        (errno.ENOSPC, "cache/a", "cannot write to {folder}/cache/a: the disk is full"),
+        (errno.EACCES, ".toy.lock", "cannot write to {folder}/.toy.lock: permission denied"),
+        (errno.EACCES, "toy/a", "cannot write to {folder}/toy/a: permission denied"),
+        (errno.EACCES, "", "cannot write to {folder}: permission denied"),
+        (errno.EMFILE, "net.py", "too many open files"),
+    ],
+)
+def test_only_errors_of_writing_are_reported_as_such(tmp_path: Path, number: int, name: str, said: str) -> None:
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "net.py").touch()
+    place = tmp_path / name if name or number == errno.EACCES else None
+    with pytest.raises(UsageError) as raised, publishing.stage(tmp_path / "toy"):
+        raise OSError(number, os.strerror(number), place and str(place))
+    assert str(raised.value) == said.format(folder=tmp_path)
+    assert isinstance(raised.value, BundleError) is not said.startswith("cannot access")
+
+
+@pytest.mark.parametrize("error", [TimeoutError("slow"), BrokenPipeError(errno.EPIPE, "Broken pipe")])
+def test_an_error_that_may_be_a_bug_is_not_explained(tmp_path: Path, error: OSError) -> None:
+    with pytest.raises(type(error)), publishing.stage(tmp_path / "toy"):
+        raise error
     assert leftovers(tmp_path) == set()
 
 

@@ -90,9 +90,15 @@ def test_a_full_temporary_folder(error: OSError, said: str, cli: Cli, monkeypatc
     assert "Traceback" not in done.err
 
 
-def test_other_system_errors_do_not_blame_the_temporary_folder(tmp_path: Path) -> None:
+def test_other_system_errors_do_not_blame_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert filesystem.temporary_error(OSError(errno.ENOSPC, "full", "/elsewhere/x")) is None
     assert filesystem.temporary_error(FileNotFoundError(errno.ENOENT, "none", f"{tempfile.gettempdir()}/x")) is None
+    (tmp_path / "net.py").touch()  # in the temporary folder, and there
+    unread = PermissionError(errno.EACCES, "Permission denied", f"{tempfile.gettempdir()}/net.py")
+    assert filesystem.temporary_error(unread) is not None
+    unread.filename = str(tmp_path / "net.py")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert filesystem.temporary_error(unread) is None
     known = filesystem.error(OSError(errno.ENOSPC, "full", f"{tempfile.gettempdir()}/x"), Path("/elsewhere"))
     assert isinstance(known, BundleError)
     assert known.remedy == "free some space, or set TMPDIR to another folder"

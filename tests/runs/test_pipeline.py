@@ -370,6 +370,22 @@ def test_an_interrupted_run_keeps_finished_variants(lent_zygote: None, tmp_path:
     assert (out / "exported.pt2").is_file()
 
 
+def test_a_file_that_cannot_be_read_is_named_and_what_is_finished_is_kept(
+    lent_zygote: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, recipe = tmp_path / "toy", tmp_path / "net.py"
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error", str(recipe))
+
+    monkeypatch.setattr("exporter.runs.pipeline._Run._time", refuse)
+    with pytest.raises(UsageError, match=rf"cannot access {recipe}: Input/output error") as raised:
+        pipeline.run(request_for("tiny:mlp", out, "trace", bench=True, time_budget=0.3))
+    assert not isinstance(raised.value, BundleError)
+    assert raised.value.__notes__ == [f"finished variants are in {out}"]
+    assert rows(fits_the_schema(out))["trace"].status == "passed"
+
+
 class Leaving(Listener):
     """Leave a file in a directory when a variant is done."""
 
