@@ -140,21 +140,25 @@ def probe_plan(base: Sizes, symbols: Mapping[str, Range], points: Iterable[Sizes
     return list(unique.values())
 
 
-def level(base: Sizes, symbols: Mapping[str, Range]) -> Sizes:
-    """Return sizes of which as many as possible are equal, near the example's; the example's if no two can be."""
-    tried = {size for name, r in symbols.items() for size in (base[name], *probes(base[name], r), *ends(base[name], r))}
-    best = dict(base)
-    for size in sorted(tried, key=lambda size: (size < 2, sum(abs(size - base[name]) for name in symbols), size)):
-        equal = [name for name, bounds in symbols.items() if bounds.allows(size)]
-        if len(equal) > max(1, _equal(best, symbols)):
-            best = {**base, **dict.fromkeys(equal, size)}
-    return best
+def equal_sizes(base: Sizes, symbols: Mapping[str, Range]) -> list[Sizes]:
+    """Return sizes at which as many symbols as possible have the same one, near the example's; then those of the rest.
 
-
-def _equal(sizes: Sizes, symbols: Mapping[str, Range]) -> int:
-    """Return how many of the symbols have the commonest size."""
-    own = [sizes[name] for name in symbols]
-    return max(map(own.count, own), default=0)
+    Of symbols that share no size with another one, and of those that are equal in the example, there are none.
+    """
+    found: list[Sizes] = []
+    left = dict(symbols)
+    while len(left) > 1:
+        tried = {
+            size for name, r in left.items() for size in (base[name], *probes(base[name], r), *ends(base[name], r))
+        }
+        near = sorted(tried, key=lambda size: (size < 2, sum(abs(size - base[name]) for name in left), size))
+        equal = max(([name for name, r in left.items() if r.allows(size)] for size in near), key=len)
+        size = next(size for size in near if all(left[name].allows(size) for name in equal))
+        made = {**base, **dict.fromkeys(equal, size)}
+        if len(equal) > 1 and len({base[name] for name in equal}) > 1:
+            found.append(made)
+        left = {name: bounds for name, bounds in left.items() if name not in equal}
+    return found
 
 
 def nearest(size: int, bounds: Range) -> int:

@@ -21,8 +21,7 @@ class Findings:
     eager_rmse: float | None
     unsteady: str  # why a second run of eager returns other values; "" if it is repeatable
     notes: tuple[str, ...]
-    tolerances: dict[str, Tolerance] = field(
-        default_factory=dict
-    )  # of other dtypes of outputs, and of precisions other than fp32
+    # of other dtypes of outputs, and of precisions other than fp32
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)
     samples: int = 0  # how many of the last cases are the recipe's own samples
     metric: float | None = None  # of eager's outputs for these samples

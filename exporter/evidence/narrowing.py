@@ -48,7 +48,7 @@ def find(
     joint, places = [], [""]
     if clash := _clash(graph, trial, _graph(whole, alone), holds):
         joint = _jointly(trial, _graph(whole, alone), holds, clash)
-        if not joint and (joint := _apart(trial, whole, holds)):
+        if not joint and (joint := _apart(trial, whole, holds, {*clash, *(one.symbol for one in alone)})):
             places = [one.place for one in alone]
             alone = [one for one in alone if one.symbol not in {other.symbol for other in joint}]
     place = next(filter(None, (*(_place(captured, one.symbol, contract) for one in joint), *places)), "")
@@ -144,9 +144,10 @@ def _jointly(trial: _Trial, contract: Contract, holds: guards.Holds, names: list
     return _narrower(contract, guards.jointly(holds, trial.base, involved))
 
 
-def _apart(trial: _Trial, contract: Contract, holds: guards.Holds) -> list[Narrowing]:
+def _apart(trial: _Trial, contract: Contract, holds: guards.Holds, names: set[str]) -> list[Narrowing]:
     """Return narrower ranges that keep sizes apart, as `height != width` needs; also of sizes that break one alone."""
-    return _narrower(contract, guards.apart(holds, trial.base, contract.symbols))
+    involved = {name: bounds for name, bounds in contract.symbols.items() if name in names}
+    return _narrower(contract, guards.kept_apart(holds, trial.base, involved))
 
 
 def _narrower(contract: Contract, ranges: Mapping[str, Range]) -> list[Narrowing]:

@@ -138,7 +138,7 @@ def make(
     made, wide = _run(calls, chosen, device)
     draws = repeatability.generators(device) != numbers
     repeats = all(map(alike, calls.run(first, device), calls.run(first, device)))
-    unsteady = "" if repeats else repeatability.DRAWS
+    unsteady = "" if repeats else repeatability.DRAWS if draws else repeatability.HIDDEN
     if draws and not unsteady:
         again = [partial(_joined_run, calls, given, device) for given in chosen.values()]
         outputs = [_joined([case.eager for case in sequence]) for sequence in made]

@@ -28,7 +28,8 @@ CASES = 2  # cases per symbol, and of combinations
 CLASHES = 4  # combinations to try
 ORDERS = 24  # of symbols that depend on each other
 FEW, MANY = 4, 64  # sizes of two symbols to evaluate together
-CUTS = 64  # how often ranges are cut until no combination is left at which the graph does not hold
+PAIRS = 2000  # such pairs of sizes of all symbols
+CUTS, BISECTED = 32, 12  # how often ranges are cut for sizes that must differ, and each end is moved
 
 
 def conditions(program: torch.export.ExportedProgram, contract: Contract) -> Holds:
@@ -118,10 +119,12 @@ def _pairs(base: Sizes, symbols: Mapping[str, Range]) -> Iterator[Sizes]:
 
     Combinations drawn at random would hardly ever meet a condition such as `height != width`.
     """
-    for one, other in itertools.permutations(symbols, 2):
+    pairs = list(itertools.permutations(symbols, 2))
+    many = min(MANY, 1 + PAIRS // (FEW * max(len(pairs), 1)))
+    for one, other in pairs:
         for size in _spread(symbols[one].sizes, FEW):
             equal = [size] if symbols[other].allows(size) else []
-            for another in (*equal, *_spread(symbols[other].sizes, MANY)):
+            for another in (*equal, *_spread(symbols[other].sizes, many)):
                 yield {**base, one: size, other: another}
 
 
@@ -165,38 +168,59 @@ def jointly(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str
     return best
 
 
-def apart(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str, Range]:
+def kept_apart(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> dict[str, Range]:
     """Return ranges of these symbols without any combination of sizes, as far as evaluated, that breaks a condition.
 
-    The range of one symbol ends before the nearest such combination, on the example's side; that of the symbol with
-    which most combinations remain. There are none if that leaves one size of a symbol.
+    While there is one, the range of one of its symbols ends half-way to it from the example's size: that of the symbol
+    with which most combinations remain. Then each end is moved out again as far as that goes. There are none if that
+    leaves one size of a symbol.
     """
     found = dict(symbols)
     for _ in range(CUTS):
-        alone = (
-            {**base, name: size}
-            for name in found
-            for size in itertools.islice(broken(holds, name, base, found[name]), 1)
-        )
-        wrong = next(itertools.chain(alone, _together(holds, base, found)), None)
+        wrong = _wrong(holds, base, found)
         if wrong is None:
-            return found
-        cuts = [
-            {**found, name: _before(found[name], wrong[name], base[name])}
-            for name in found
-            if wrong[name] != base[name]
-        ]
-        left = [one for one in cuts if all(len(bounds.sizes) > 1 for bounds in one.values())]
-        if not left:
+            return _widened(holds, base, found, symbols)
+        names = [name for name in found if wrong[name] != base[name]]
+        cuts = [{**found, name: _before(found[name], wrong[name], base[name])} for name in names]
+        possible = [one for one in cuts if all(len(bounds.sizes) > 1 for bounds in one.values())]
+        if not possible:
             return {}
-        found = max(left, key=_combinations)
+        found = max(possible, key=_combinations)
     return {}
 
 
+def _wrong(holds: Holds, base: Sizes, symbols: Mapping[str, Range]) -> Sizes | None:
+    """Return the nearest sizes of these ranges that break a condition, of one symbol if there are such."""
+    alone = ({**base, name: size} for name in symbols for size in broken(holds, name, base, symbols[name]))
+    return next(itertools.chain(alone, _together(holds, base, symbols)), None)
+
+
 def _before(bounds: Range, size: int, base: int) -> Range:
-    """Return the part of a range on the example's side of a size."""
-    step = bounds.multiple_of
-    return bounds.within(bounds.min, size - step) if size > base else bounds.within(size + step, bounds.max)
+    """Return the part of a range on the example's side of the middle between the example's size and another one."""
+    sizes = bounds.sizes
+    own, other = sizes.index(base), sizes.index(size)
+    middle = sizes[own + int((other - own) / 2)]
+    return bounds.within(bounds.min, middle) if size > base else bounds.within(middle, bounds.max)
+
+
+def _widened(holds: Holds, base: Sizes, found: dict[str, Range], symbols: Mapping[str, Range]) -> dict[str, Range]:
+    """Return ranges that contain `found`, with each end moved out by bisection as far as no condition breaks."""
+    for name, end in itertools.product(symbols, (0, -1)):
+        bounds = symbols[name]
+        sizes = bounds.sizes
+        good, tried = sizes.index(found[name].sizes[end]), (0 if end == 0 else len(sizes) - 1)
+        bad = tried + (1 if end else -1)
+        for _ in range(BISECTED):
+            if tried == good:
+                break
+            own = found[name]
+            wider = bounds.within(sizes[tried], own.max) if end == 0 else bounds.within(own.min, sizes[tried])
+            if _wrong(holds, base, {**found, name: wider}) is None:
+                found, good = {**found, name: wider}, tried
+            else:
+                bad = tried
+            tried = good + int((bad - good) / 2)
+    return found
 
 
 def _holds_at(holds: Holds, corners: Sequence[Sizes], sizes: Sizes) -> bool:

@@ -101,7 +101,8 @@ class Shortage:
         if self.container and (self.killed or self.needed > self.free):
             used = max(0, self.container - self.free)
             wanted = max(self.container, used + round(1.1 * self.needed))
-            found.append(f"raise the container's memory limit from {_gb(self.container)} to more than {_gb(wanted)}")
+            more = f"from {_gb(self.container)} to more than {_gb(wanted)}" if wanted > self.container else ""
+            found.append(f"raise the container's memory limit {more or f'(now {_gb(self.container)})'}")
         machine = f"use a machine with {_gb(round(1.1 * self.needed))} free"
         return ", or ".join([*found, machine] if not found or self.needed > self.free else found)
 

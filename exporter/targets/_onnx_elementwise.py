@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-BOOL, DOUBLE = 9, 11  # ONNX's numbers of data types
+FLOAT, BOOL, DOUBLE = 1, 9, 11  # ONNX's numbers of data types
 
 
 def exact_sigmoid(inp: torch.Tensor) -> torch.Tensor:
@@ -101,8 +101,11 @@ def table() -> dict[Any, Callable[..., Any]]:
         return ops.Mul(larger, ops.Sqrt(ops.Add(unit, ops.Mul(ratio, ratio))))
 
     def sigmoid(inp: Any) -> Any:
-        one = common.constant(1.0, dtype=inp.dtype)
-        return ops.Div(one, ops.Add(one, ops.Exp(ops.Neg(inp))))
+        dtype = DOUBLE if inp.dtype == DOUBLE else FLOAT  # in half precision, Exp would overflow below -11
+        one = common.constant(1.0, dtype=dtype)
+        wide = inp if inp.dtype == dtype else ops.Cast(inp, to=dtype)
+        found = ops.Div(one, ops.Add(one, ops.Exp(ops.Neg(wide))))
+        return found if inp.dtype == dtype else ops.Cast(found, to=inp.dtype)
 
     def sign(inp: Any) -> Any:
         if not inp.dtype.is_floating_point():

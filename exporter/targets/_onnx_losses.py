@@ -43,8 +43,8 @@ def _cross_entropy(
     if not given:
         used = ops.Not(ops.Equal(target, common.constant(ignore_index, dtype=target.dtype)))
         known = ops.Where(used, target, common.constant(0, dtype=target.dtype))
-        ends = ops.Concat(*(ops.Reshape(number(value), ops.Constant(value_ints=[1])) for value in (0.0, 1.0)), axis=0)
-        wanted = ops.OneHot(known, count, ends, axis=axis)
+        ends = ops.Constant(value_floats=[0.0, 1.0])  # onnxruntime has no such kernel for float64
+        wanted = ops.CastLike(ops.OneHot(known, count, ends, axis=axis), inp)
     if label_smoothing:
         share = ops.Div(number(label_smoothing), ops.CastLike(count, inp))
         wanted = ops.Add(ops.Mul(wanted, number(1 - label_smoothing)), share)

@@ -88,3 +88,4 @@ class Prepared:
     licence: str = ""
     narrowings: tuple[Narrowing, ...] = ()  # ranges of symbols in artifacts made from the exported program
     plan: tuple[tuple[Sizes, int], ...] = ()  # of the golden, as in GoldenSettings
+    violations: tuple[Sizes, ...] = ()  # sizes at which the model runs, but the exported program may not hold

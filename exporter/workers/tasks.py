@@ -104,6 +104,7 @@ def prepare(channel: socket.socket, job: Job, capture_program: bool, making: Gol
         licence=str(getattr(published, "exporter_licence", "")),
         narrowings=tuple(captured.narrowings),
         plan=plan,
+        violations=tuple(captured.violations),
     )
     tell(channel, "prepared", prepared)
     widening.allow(int(hear(channel)))  # the parent sends the bytes allowed for float64 weights when the turn comes
@@ -128,7 +129,7 @@ def _planned(
         symbols = contract.narrow(found, [narrowed]).symbols
         plan += [case for case in probing.probe_plan(loaded.base, symbols) if case not in plan]
     if not captured.programs:  # whose conditions would tell sizes that must differ
-        plan.append((probing.level(loaded.base, loaded.symbols), 0))
+        plan += [(sizes, 0) for sizes in probing.equal_sizes(loaded.base, loaded.symbols) if (sizes, 0) not in plan]
     plan += [(sizes, seed) for sizes in captured.violations for seed in (0, 1) if (sizes, seed) not in plan]
     return tuple(plan)
 
@@ -303,8 +304,10 @@ def _capture_one(
     made.limits |= dict.fromkeys(narrowing.limits(captured, found, base))
     made.narrowings += found
     made.checks |= dict.fromkeys(captured.checks)
-    for within in (promised, contract.narrow(promised, (one for one in found if one.of == "graph"))):
-        made.violations += narrowing.violations(captured, loaded.module, inputs, within, base, job.options.device)
+    narrowed = contract.narrow(promised, (one for one in found if one.of == "graph"))
+    for within in (promised, *([narrowed] if narrowed != promised else [])):
+        violated = narrowing.violations(captured, loaded.module, inputs, within, base, job.options.device)
+        made.violations += [sizes for sizes in violated if sizes not in made.violations]
     return captured
 
 
@@ -353,7 +356,7 @@ def capture_again(job: Job) -> Prepared:
         limits=tuple(captured.limits),
         ops=tuple(captured.ops),
         narrowings=tuple(captured.narrowings),
-        plan=tuple((sizes, 0) for sizes in captured.violations),
+        violations=tuple(captured.violations),
     )
 
 
@@ -417,8 +420,7 @@ def program_of(job: Job, prepared: Prepared, target: str) -> capture.Program:
     name, sizes = contract.specialized(stamped), prepared.capture_sizes
     program = made(stamped, sizes, job.exported_file)
     program.whole = whole
-    tried = (sizes for sizes, _ in prepared.plan)
-    program.excluded = tuple(sizes for sizes in tried if outside(sizes, stamped) and not outside(sizes, whole))
+    program.excluded = tuple(sizes for sizes in prepared.violations if outside(sizes, stamped))
     program.entries = {
         size: made(contract.entry(stamped, size), sizes | {name: size}, job.entry_file(size))
         for size in _entries(stamped)

@@ -551,13 +551,18 @@ def test_further_sizes_may_fail() -> None:
 @pytest.mark.parametrize(
     ("base", "ranges", "found"),
     [
-        ({"h": 6, "w": 9}, {"h": Range(2, 16), "w": Range(2, 16)}, {"h": 6, "w": 6}),
-        ({"n": 1, "s": 100}, {"n": Range(1, 8), "s": Range(1, 512)}, {"n": 2, "s": 2}),
-        ({"n": 2, "s": 100}, {"n": Range(1, 8), "s": Range(64, 512)}, {"n": 2, "s": 100}),  # no size of both
-        ({"n": 4, "s": 4}, {"n": Range(1, 8), "s": Range(1, 8)}, {"n": 4, "s": 4}),
-        ({"n": 4}, {"n": Range(1, 8)}, {"n": 4}),
-        ({}, {}, {}),
+        ({"h": 6, "w": 9}, {"h": Range(2, 16), "w": Range(2, 16)}, [{"h": 6, "w": 6}]),
+        ({"n": 1, "s": 100}, {"n": Range(1, 8), "s": Range(1, 512)}, [{"n": 2, "s": 2}]),
+        ({"n": 2, "s": 100}, {"n": Range(1, 8), "s": Range(64, 512)}, []),  # no size of both
+        ({"n": 4, "s": 4}, {"n": Range(1, 8), "s": Range(1, 8)}, []),
+        (
+            {"n": 2, "s": 4, "h": 64, "w": 96},
+            {"n": Range(1, 8), "s": Range(1, 8), "h": Range(32, 128), "w": Range(32, 128)},
+            [{"n": 4, "s": 4, "h": 64, "w": 96}, {"n": 2, "s": 4, "h": 64, "w": 64}],
+        ),
+        ({"n": 4}, {"n": Range(1, 8)}, []),
+        ({}, {}, []),
     ],
 )
-def test_equal_sizes(base: dict[str, int], ranges: dict[str, Range], found: dict[str, int]) -> None:
-    assert probing.level(base, ranges) == found
+def test_equal_sizes(base: dict[str, int], ranges: dict[str, Range], found: list[dict[str, int]]) -> None:
+    assert probing.equal_sizes(base, ranges) == found

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from support.commands import Cli
+from support.signatures import write_keys
 
 COMMANDS = {
     "cpp": ("--out", "out"),
@@ -37,9 +39,12 @@ def test_a_replaced_artifact_with_a_new_manifest_is_refused(cli: Cli, bundle: Pa
 
 
 def test_a_signature_can_be_required(cli: Cli, bundle: Path, tmp_path: Path) -> None:
-    key = tmp_path / "key.pem"
-    key.write_text("-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----\n")
-    done = cli("deploy", "cpp", bundle, "--variant", "trace", "--out", tmp_path / "out", "--public-key", key)
-    assert done.code != 0
-    assert "sign" in done.err
+    folders = [tmp_path / name for name in ("own", "other")]
+    for folder in folders:
+        folder.mkdir()
+    (own, _), (_, other) = (write_keys(folder, ed25519.Ed25519PrivateKey.generate()) for folder in folders)
+    assert cli("sign", bundle, "--key", own).code == 0
+    done = cli("deploy", "cpp", bundle, "--variant", "trace", "--out", tmp_path / "out", "--public-key", other)
+    assert done.code == 1
+    assert "provenance.dsse.json: " in done.err
     assert not (tmp_path / "out").exists()

@@ -83,13 +83,18 @@ def test_sizes_that_must_differ_are_kept_apart() -> None:
     assert guards.clashes(differ, {**base, "h": 600, "w": 900}, {"h": Range(2, 800), "w": Range(2, 1024)})
     both = {name: Range(2, 16, multiple_of=step) for name, step in (("h", 2), ("w", 1))}
     assert guards.jointly(differ, base, both) == {}  # any even height may equal a width above 9
-    found = guards.apart(differ, base, promised)
+    found = guards.kept_apart(differ, base, promised)
     assert found["n"] == promised["n"]
     assert max(found["h"].sizes) < min(found["w"].sizes)
     assert found["h"].allows(6)
     assert found["w"].allows(9)
     assert len(found["h"].sizes) * len(found["w"].sizes) > 40
-    assert guards.apart(lambda sizes: sizes["h"] == sizes["w"], {**base, "h": 9}, promised) == {}  # one size each
+    assert guards.kept_apart(lambda sizes: sizes["h"] == sizes["w"], {**base, "h": 9}, promised) == {}  # one size each
+
+    wide = {"h": Range(64, 1080), "w": Range(64, 1920)}
+    found = guards.kept_apart(differ, {"h": 480, "w": 640}, wide)
+    assert max(found["h"].sizes) < min(found["w"].sizes)
+    assert len(found["h"].sizes) * len(found["w"].sizes) > 500_000  # of 2 million, of which half must be left out
 
 
 def test_conditions_of_a_program() -> None:

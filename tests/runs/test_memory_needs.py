@@ -82,7 +82,7 @@ def test_a_limit_on_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) 
         ),
         (
             Shortage("x", 2 * GB, 3 * GB, killed=True, container=4 * GB),
-            "export it alone (--targets a), or raise the container's memory limit from 4.0 GB to more than 4.0 GB",
+            "export it alone (--targets a), or raise the container's memory limit (now 4.0 GB)",
         ),
         (Shortage("x", 2 * GB, 3 * GB, limit=GB, container=4 * GB), "pass --memory-limit 2.0, or export it alone"),
         (

@@ -35,6 +35,7 @@ def smoothed(x: torch.Tensor) -> Outputs:
         functional.cross_entropy(scores, classes, label_smoothing=0.1),
         functional.cross_entropy(scores, classes, label_smoothing=0.1, reduction="sum", weight=WEIGHT),
         functional.cross_entropy(scores, classes, label_smoothing=0.1, reduction="none", ignore_index=1),
+        functional.cross_entropy(scores.double(), classes, label_smoothing=0.1),
         functional.cross_entropy(
             images, classes[:, None].expand(-1, 2), label_smoothing=0.3, weight=WEIGHT, ignore_index=1
         ),
