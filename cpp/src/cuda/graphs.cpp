@@ -211,6 +211,9 @@ class GraphRunner final : public Runner {
     } catch (const std::exception& error) {
       cudaGetLastError();  // clears the error of the failed capture
       graph.graph.reset();
+      for (auto* held : {&graph.outputs, &graph.room}) held->clear();
+      graph.in.reset();
+      graph.out.reset();
       const std::lock_guard note(mutex_);
       failure_ = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
     }
