@@ -98,12 +98,13 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
     form, usual = schema.make(), jsonschema.Draft202012Validator
     whole = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # JSON accepts 2.0
     strict: Any = jsonschema.validators.extend(usual, type_checker=whole)  # type: ignore[no-untyped-call]
+    strange = dict(_not_finite(file.data, ()))
     for error in strict(form).iter_errors(file.data):
         place = tuple(error.absolute_path)
         if error.validator not in ("additionalProperties", "unevaluatedProperties"):
             if "entries" in place and error.validator == "type":
                 yield place[: place.index("entries") + 1], 'must be a list of text, such as ["batch=1,8"]'
-            else:
+            elif place not in strange:
                 yield place, error.message
             continue
         inherited = form["$defs"]["settings"]["properties"] if error.validator == "unevaluatedProperties" else {}
@@ -111,7 +112,7 @@ def _problems(file: ReleaseFile) -> Iterator[tuple[Place, str]]:
         for key in error.instance.keys() - known:
             close = difflib.get_close_matches(key, known, n=1)
             yield (*place, key), f"unknown key; {f'did you mean {close[0]}?' if close else 'remove it'}"
-    yield from ((place, f"{value} is not a finite number") for place, value in _not_finite(file.data, ()))
+    yield from ((place, f"{value} is not a finite number") for place, value in strange.items())
     yield from _unknown_targets(file.data, ())
     models = file.data.get("models")
     for index, model in enumerate(models if isinstance(models, list) else ()):
