@@ -17,7 +17,7 @@ from exporter.core.contract_records import (
     Values,
 )
 from exporter.core.errors import ArtifactError
-from exporter.core.json_codec import from_json
+from exporter.core.json_codec import from_json, to_json
 
 RECORD = "extra/contract.json"
 LARGEST = 1 << 28  # limit on a contract in bytes, the same in C++; it may hold tensors of state
@@ -141,6 +141,14 @@ def require_whole(path: Path) -> None:
         raise
     except Exception as error:  # as in `read_zip`
         raise ArtifactError(f"{path} cannot be read: {error or type(error).__name__}", "export it again") from error
+
+
+def require_recorded(inside: Contract, recorded: Contract, path: Path) -> None:
+    """Raise ArtifactError if the contract inside the artifact at `path` differs from its record in the manifest."""
+    found, known = (json.loads(to_json(one)) for one in (inside, recorded))  # as they are written
+    if differing := ", ".join(name for name in found if found[name] != known[name]):
+        cause = f"the contract inside {path.name} differs from the manifest's: {differing}"
+        raise ArtifactError(cause, "download the bundle again, or export again")
 
 
 def parse(text: str | bytes, path: Path) -> Contract:

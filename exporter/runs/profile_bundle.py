@@ -207,7 +207,7 @@ class Profiling:
             "target": variant.target,
             "path": str(path),
             "golden_path": str(self.golden),
-            "promised": record.contract,
+            "recorded": record.contract,
             "options": job.options,
         }
         return self.child(record.name, "exporter.workers.session.server:serve_artifact", arguments)

@@ -38,7 +38,7 @@ def openers(
         "target": record.target,
         "path": str(path),
         "golden_path": str(golden),
-        "promised": record.contract,
+        "recorded": record.contract,
         "options": options,
     }
     yield (

@@ -36,6 +36,7 @@ from exporter.targets import (
     _candidates,
     _onnx_axes,
     _onnx_file,
+    _onnx_metadata,
     _onnx_rewriting,
     _onnx_stored,
     _onnx_translations,
@@ -345,16 +346,13 @@ def _is_optimizers(error: BaseException) -> bool:
 
 def read_contract(path: Path) -> Contract:
     """Return the contract in the model's metadata. Raise ArtifactError if there is none."""
-    import onnx
-
     try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf raises many types of errors
+        text = _onnx_metadata.find(path, PROPERTY, 2 * contract_files.LARGEST)
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} is not an ONNX model: {error}", "export it again") from error
-    for entry in model.metadata_props:
-        if entry.key == PROPERTY:
-            return contract_files.parse(entry.value, path)
-    raise ArtifactError(f"{path} carries no contract", "export it with exporter")
+    if text is None:
+        raise ArtifactError(f"{path} carries no contract", "export it with exporter")
+    return contract_files.parse(text, path)
 
 
 def load(path: Path, options: Options) -> Loaded:

@@ -140,6 +140,29 @@ def test_a_bundle_of_an_earlier_release(bundle: Path, cli: Cli) -> None:
     assert {path.name for path in bundle.iterdir()} == held
 
 
+def test_an_artifact_with_another_contract_than_its_record_fails(
+    bundle: Path, lent_zygote: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hashes are right, as after an error of exporter or of a plug-in, but reports would promise something else."""
+    monkeypatch.setenv("EXPORTER_RUN", "/nowhere/exporter-run")
+    manifest = read_manifest(bundle)
+
+    def wider(record: VariantRecord) -> VariantRecord:
+        assert record.contract is not None
+        name, bounds = next(iter(record.contract.symbols.items()))
+        symbols = record.contract.symbols | {name: replace(bounds, max=bounds.max + 1)}
+        return replace(record, contract=replace(record.contract, symbols=symbols))
+
+    changed = [wider(v) if v.name in ("trace", "onnx") else v for v in manifest.variants]
+    republish(bundle, replace(manifest, variants=tuple(changed)))
+    found = check_bundle.run(bundle, check_bundle.CheckOptions(threads=1, timeout=120), Listener())
+    said = {v.name: (v.status, v.stage, v.reason) for v in found.variants}
+    for name, file in (("trace", "trace.pt"), ("onnx", "model.onnx")):
+        words = f"the contract inside {file} differs from the manifest's: symbols (python)"
+        assert said[name] == ("failed", "load", words)
+    assert [said[name][0] for name in ("script", "export")] == ["passed", "passed"]
+
+
 @pytest.mark.parametrize(
     ("created", "said"),
     [

@@ -264,15 +264,15 @@ def test_an_error_answer_is_raised(open_session) -> None:
 def test_a_session_of_an_artifact_imports_no_model_code(zygote: Zygote, made_bundle: Path, tmp_path: Path) -> None:
     """The child lists its modules: neither the recipe, nor transformers, nor our recipes are among them."""
     script = (
-        "import sys, json, socket\n"
+        "import sys, json, pathlib, socket\n"
         "from exporter import targets\n"
         "from exporter.workers.session import server\n"
         "from exporter.targets import Options\n"
         "a, b = socket.socketpair()\n"
         "a.sendall(b'check\\nquit\\n')\n"
         "target, path, golden = sys.argv[1:]\n"
-        "promised = targets.get(target).read_contract(path)\n"
-        "server.serve_artifact(b, target, path, golden, promised, Options())\n"
+        "recorded = targets.get(target).read_contract(pathlib.Path(path))\n"
+        "server.serve_artifact(b, target, path, golden, recorded, Options())\n"
         "b.close()\n"
         "said = [json.loads(line) for line in a.makefile()]\n"
         "print(json.dumps([said, sorted(sys.modules)]))\n"

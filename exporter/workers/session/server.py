@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from exporter import targets
-from exporter.core import contract, source_lines
+from exporter.core import contract, contract_files, source_lines
 from exporter.core.contract_records import Contract
 from exporter.core.errors import ArtifactError, ContractError, ExporterError, UsageError
 from exporter.core.json_codec import to_json
@@ -45,17 +45,24 @@ def serve_artifact(
     target: str,
     path: str,
     golden_path: str,
-    promised: Contract,
+    recorded: Contract,
     options: targets.Options,
 ) -> None:
-    """Serve an artifact without importing a recipe or model code. `promised` is the contract inside the artifact."""
+    """Serve an artifact without importing a recipe or model code.
+
+    The contract inside the artifact must be `recorded`, the manifest's, except for the machine and the versions of one
+    that is built to be profiled.
+    """
     configure(options)
 
     def load() -> targets.Loaded:
-        custom_ops.require(promised.ops)
-        return targets.get(target).load(Path(path), options)
+        custom_ops.require(recorded.ops)
+        route = targets.get(target)
+        if not options.profiled:
+            contract_files.require_recorded(route.read_contract(Path(path)), recorded, Path(path))
+        return route.load(Path(path), options)
 
-    serve(channel, load, golden_path, tuple(spec.name for spec in promised.outputs), options, promised)
+    serve(channel, load, golden_path, tuple(spec.name for spec in recorded.outputs), options, recorded)
 
 
 def configure(options: targets.Options) -> None:
