@@ -15,7 +15,7 @@ from exporter.core.probing import describe
 from exporter.core.size_range import Range, Sizes
 from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import eager, golden, nonfinite, operations, perturbations, repeatability
-from exporter.evidence.findings import NOT_TO_THE_BIT, Findings
+from exporter.evidence.findings import STEADY, Findings
 from exporter.evidence.golden import Case, Golden, NonFinite, Precision
 from exporter.model import precision
 from exporter.model.tensors import Tensors
@@ -94,11 +94,12 @@ def make(
             outputs.append(eager.run(module, data, device))
     draws = repeatability.generators(device) != numbers
     unsteady = repeatability.unsteady(module, example, outputs[0], device)
-    if draws and not unsteady:
+    if draws and unsteady in STEADY:
         calls = [partial(eager.run, module, data, device) for data in chosen.values()]
-        unsteady, said = repeatability.drawn(list(zip(calls, outputs, strict=True)))
+        why, said = repeatability.drawn(list(zip(calls, outputs, strict=True)))
+        unsteady = why or unsteady
         notes += said
-    if unsteady and unsteady != NOT_TO_THE_BIT:
+    if unsteady not in STEADY:
         tolerance = tolerance.without_eager()  # the error of an unrepeatable eager does not measure rounding
     both = [(data, given) for _, data, given in unusual]
     references, others, kind = make_references(module, list(chosen.values()), outputs, both)

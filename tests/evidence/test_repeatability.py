@@ -13,6 +13,7 @@ from torch import nn
 from exporter.core.parity_records import Tolerance
 from exporter.core.tolerances import OutputTolerances
 from exporter.evidence import make_golden, repeatability
+from exporter.evidence.findings import NOT_TO_THE_BIT
 
 PLAN = make_golden.Plan([({"batch": size}, seed) for size in (2, 5) for seed in (0, 1)], {})
 
@@ -40,6 +41,22 @@ class AtLargeSizes(nn.Module):
 class WithoutEffect(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 0 * torch.rand_like(x)
+
+
+class NearlyWithoutEffect(nn.Module):
+    """Differs as a kernel does that adds in any order, and at large sizes by more."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double() + (1e-9 if x.shape[0] < 4 else self.factor) * torch.rand_like(x)
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1e-9, NOT_TO_THE_BIT), (1.0, repeatability.DRAWS)])
+def test_noise_does_not_hide_draws(factor: float, found: str) -> None:
+    assert unsteady(NearlyWithoutEffect(factor))[0] == found
 
 
 @pytest.mark.parametrize("kind", [Rare, AtLargeSizes])
