@@ -54,6 +54,22 @@ def whole(place: Path, trust: signing.Trust = signing.ANYBODY) -> Manifest:
     return manifest
 
 
+def shown(place: Path) -> Manifest:
+    """Read a manifest that is only shown: compare it and the samples with every record beside them, and nothing else.
+
+    Raises ArtifactError if one of them does not match.
+    """
+    manifest = layout.read_manifest(place)
+    for statement in STATEMENTS:
+        if not os.path.lexists(place / statement):
+            continue
+        listed = listed_hashes(place, statement)
+        for name in (layout.MANIFEST, layout.SAMPLES):
+            if name in listed and checksums.of_held(place / name) != listed[name]:
+                raise ArtifactError(f"{place / name} does not match {statement}", layout.ALTERED)
+    return manifest
+
+
 def seal(root: Path, manifest: Manifest, materials: tuple[provenance.Material, ...]) -> None:
     """Write the bill of materials, the provenance and SHA256SUMS of a complete bundle, reusing recorded hashes."""
     known = _recorded(manifest)

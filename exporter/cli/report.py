@@ -23,8 +23,8 @@ def command(bundles: tuple[Path, ...], form: str, **options: Any) -> None:
     With several bundles, --format html writes one page that compares them.
     """
     from exporter import report
-    from exporter.bundle.layout import read_manifest
+    from exporter.bundle import integrity
 
-    manifests = map(read_manifest, bundles)
+    manifests = map(integrity.shown, bundles)
     found = [(dataclasses.replace(m, goal=chosen(m.goal, options)), b) for m, b in zip(manifests, bundles, strict=True)]
     click.echo(report.render_all(found, form), nl=False)

@@ -576,3 +576,18 @@ def test_a_signed_bundle_is_replaced_as_a_whole(signed: Path) -> None:
         staging.publish()
     assert integrity.examine(signed, Trust()).problems == {}
     assert files(signed) == {"SHA256SUMS", "bom.cdx.json", "manifest.json", "provenance.json"}
+
+
+@pytest.mark.parametrize("sums", ["missing", "written anew"])
+def test_a_report_shows_no_manifest_that_the_provenance_contradicts(cli: Cli, signed: Path, sums: str) -> None:
+    file = signed / "manifest.json"
+    assert cli("report", signed).code == 0
+    file.write_text(file.read_text().replace('"', ' "', 1))
+    if sums == "missing":
+        (signed / "SHA256SUMS").unlink()
+    else:
+        listed = checksums.read(signed)
+        lines = [f"{checksums.of_held(signed / one)}  {one}\n" for one in listed]
+        (signed / "SHA256SUMS").write_text("".join(lines))
+    done = cli("report", signed)
+    assert (done.code, "manifest.json does not match provenance.json" in "".join(done.err.split("\n"))) == (2, True), done.err
