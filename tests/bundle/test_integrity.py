@@ -590,4 +590,6 @@ def test_a_report_shows_no_manifest_that_the_provenance_contradicts(cli: Cli, si
         lines = [f"{checksums.of_held(signed / one)}  {one}\n" for one in listed]
         (signed / "SHA256SUMS").write_text("".join(lines))
     done = cli("report", signed)
-    assert (done.code, "manifest.json does not match provenance.json" in "".join(done.err.split("\n"))) == (2, True), done.err
+    assert (done.code, "manifest.json does not match provenance.json" in "".join(done.err.split("\n"))) == (2, True), (
+        done.err
+    )
