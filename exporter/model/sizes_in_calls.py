@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from exporter.model import inverse_stft
+from exporter.model.sizes_in_builtins import SMALL
 
 Function = Callable[..., Any]
 REMAINDERS = ("remainder", "__mod__")  # ONNX has no translation of them for a symbolic number
@@ -56,6 +57,7 @@ def traced() -> Iterator[None]:
         for number in (torch.SymInt, torch.SymFloat):
             stack.enter_context(mock.patch.object(number, "__divmod__", _divided, create=True))
             stack.enter_context(mock.patch.object(number, "__rdivmod__", lambda n, m: _divided(m, n), create=True))
+            stack.enter_context(mock.patch.object(number, "__floordiv__", _floored(number.__floordiv__)))
         for owner, name, other, place, argument in made:
             either = _either(getattr(owner, name), other, place, argument)
             stack.enter_context(mock.patch.object(owner, name, either))
@@ -111,6 +113,35 @@ def _is_symbolic(argument: Any) -> bool:
 
 def _divided(number: Any, divisor: Any) -> tuple[Any, Any]:
     return number // divisor, number % divisor
+
+
+def _floored(usual: Function) -> Function:
+    """Return a floor division that fixes the size where torch's differs from Python's: it is floor(n / fraction).
+
+    11 // 1.1 is 9, because 1.1 is a little more than that in binary, and floor(11 / 1.1) is 10. For numbers of few bits
+    both are the same.
+    """
+
+    def divide(number: Any, divisor: Any) -> Any:
+        if isinstance(divisor, float) and not divides_exactly(divisor):
+            return _fixed(number) // divisor
+        return usual(number, divisor)
+
+    return divide
+
+
+def _fixed(number: Any) -> int | float:
+    """Return a symbolic number as a number, and fix the sizes that it depends on."""
+    environment: Any = number.node.shape_env
+    hints = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+    for symbol in number.node.expr.free_symbols & hints.keys():
+        int(environment.create_symintnode(symbol, hint=int(hints[symbol])))
+    return int(number) if isinstance(number, torch.SymInt) else float(number)
+
+
+def divides_exactly(divisor: float) -> bool:
+    """Return whether floor(n / divisor) is n // divisor for all sizes, because the divisor has few bits."""
+    return math.isfinite(divisor) and max(map(abs, divisor.as_integer_ratio())) <= SMALL
 
 
 def square_root(size: Any) -> Any:

@@ -75,14 +75,13 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
 
     Raise ExportError if its outputs at the example differ from eager's: code may check torch.jit.is_scripting().
     """
-    import torch
 
     from exporter.model.flattening import output_leaves
     from exporter.model.torchscript import typed_wrapper
 
     flat: Any = program.module
     eager, own = (_copied(flat.model) for _ in range(2))  # a run may change buffers, scripting may change submodules
-    scripted = own.program() if _is_torchscript(program) else torch.jit.script(own)
+    scripted = own.program() if _is_torchscript(program) else _scripted(own)
     args, kwargs = flat.example.rebuild(_inputs(program))
     with _seeded():
         output = eager(*args, **kwargs)
@@ -98,6 +97,23 @@ def _native(program: Program, path: Path) -> tuple[tuple[str, ...], bool]:
         return f"outputs at the example differ from eager's: {', '.join(different)}" if different else ""
 
     return _write(scripted, program, path, program.whole or program.contract, differences)
+
+
+def _scripted(model: Any) -> Any:
+    """Script a model. Raise ExportError if it divides by a fraction as TorchScript does and Python does not."""
+    import torch
+
+    from exporter.model.sizes_in_calls import divides_exactly
+
+    scripted = torch.jit.script(model)
+    graph = scripted.inlined_graph  # its nodes live no longer than it
+    for node in graph.findAllNodes("aten::floordiv", recurse=True):
+        divisor = node.inputsAt(1)
+        known = divisor.toIValue()
+        if divisor.type().kind() == "FloatType" and (known is None or not divides_exactly(known)):
+            place = source_lines.place(node.sourceRange())
+            raise ExportError(f"TorchScript's // of fractions differs from Python's ({place})")
+    return scripted
 
 
 def _is_torchscript(program: Program) -> bool:

@@ -43,6 +43,23 @@ def of_weights(x: torch.Tensor) -> torch.Tensor:
     return counted.to(x.dtype)
 
 
+@pytest.mark.parametrize("divisor", [1.5, 0.125, 3.0, 12.5])
+def test_floor_divisions_by_fractions_of_few_bits_keep_sizes(divisor: float) -> None:
+    found = captured(lambda x: x * (x.shape[3] // divisor))
+    assert found.fixed == ()
+    for width in range(2, 65):
+        x = torch.ones(2, 3, 8, width)
+        assert found.program.module()(x)[0][0, 0, 0, 0] == width // divisor
+
+
+def test_other_floor_divisions_by_fractions_fix_the_size() -> None:
+    """torch.export captures floor(n / 1.1), which is larger at 11, 22 and 44."""
+    (fixed,) = captured(lambda x: x * (x.shape[3] // 1.1)).fixed
+    assert (fixed.symbols, "test_sizes_in_calls.py:" in fixed.place) == (("width",), True)
+    (fixed,) = captured(lambda x: x * ((x.shape[3] * 0.5) // 0.7)).fixed
+    assert fixed.symbols == ("width",)
+
+
 def captured(function: Compute) -> capture.Captured:
     module, x = Calls(function), torch.randn(2, 3, 8, 10)
     flat = FlatModule(module, flatten_inputs(module, {"x": x})).eval()

@@ -271,3 +271,22 @@ def test_an_artifact_that_fails_when_run_is_not_kept(tmp_path: Path, monkeypatch
     with pytest.raises(ExportError, match=r"shape '\[3, 5, 7\]' is invalid .*; torch\.jit\.script: "):
         check(Variadic(), lambda batch: (ramp(batch),), tmp_path, captured=True)
     assert not (tmp_path / "script.pt").exists()
+
+
+class Divides(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (x.shape[0] // self.by)
+
+
+def test_a_division_that_torchscript_rounds_otherwise_goes_through_the_graph(tmp_path: Path) -> None:
+    """TorchScript computes floor(n / 1.1), which is larger than Python's n // 1.1 at 11 and 22."""
+    assert float(torch.jit.script(Divides(1.1))(torch.ones(11))[0]) == 11 // 1.1 + 1
+    made = program(Divides(1.1), {"x": torch.ones(2)}, tmp_path, captured=True)
+    (note,) = script.export(made, tmp_path / "script.pt", OPTIONS).notes
+    assert note.startswith("through the exported graph; ")
+    assert "TorchScript's // of fractions differs from Python's (" in note
+    assert "test_script.py:" in note
