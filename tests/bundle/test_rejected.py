@@ -142,9 +142,9 @@ def test_compare_reports_a_rejected_variant_as_failed(monkeypatch: pytest.Monkey
     assert found.broken == ("script passed in the old bundle and fails in the new one",)
 
 
-def test_an_artifact_that_was_not_checked_is_not_moved() -> None:
+def test_an_artifact_that_was_not_checked_is_not_moved(tmp_path: Path) -> None:
     """Its row says that it was not checked, and how to check it."""
     from exporter.bundle.publishing import Staging
 
     row = failed(artifact=ArtifactRecord("trace.pt", 9, "0" * 64))
-    assert Staging(Path("out"), Path("root")).reject(row) == row
+    assert Staging(tmp_path / "out", tmp_path).reject(row) == row
