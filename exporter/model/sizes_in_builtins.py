@@ -164,17 +164,22 @@ def truncated(value: torch.SymFloat) -> Any:
     hint: Any = value.node.hint
     if hint is None:  # it depends on values
         return math.trunc(value)
-    hints = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+    known = hints(environment)
     for divides in (False, True):
         exact = Exact(divides)
         whole = exact.of(_expression(value))
-        if whole is None or any(remainder.xreplace(hints) != 0 for remainder in exact.remainders):
+        if whole is None or any(remainder.xreplace(known) != 0 for remainder in exact.remainders):
             continue
-        if whole.xreplace(hints) == math.trunc(hint):
+        if whole.xreplace(known) == math.trunc(hint):
             for remainder in exact.remainders:
                 environment.evaluate_expr(sympy.Eq(remainder, 0))
             return environment.create_symintnode(whole, hint=math.trunc(hint))
     return math.trunc(value)
+
+
+def hints(environment: Any) -> Any:
+    """Return the example's sizes by symbol; torch renamed the attribute that has them."""
+    return environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
 
 
 class Exact:

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from exporter.model import inverse_stft
-from exporter.model.sizes_in_builtins import SMALL
+from exporter.model.sizes_in_builtins import SMALL, hints
 
 Function = Callable[..., Any]
 REMAINDERS = ("remainder", "__mod__")  # ONNX has no translation of them for a symbolic number
@@ -133,9 +133,9 @@ def _floored(usual: Function) -> Function:
 def _fixed(number: Any) -> int | float:
     """Return a symbolic number as a number, and fix the sizes that it depends on."""
     environment: Any = number.node.shape_env
-    hints = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
-    for symbol in number.node.expr.free_symbols & hints.keys():
-        int(environment.create_symintnode(symbol, hint=int(hints[symbol])))
+    known = hints(environment)
+    for symbol in number.node.expr.free_symbols & known.keys():
+        int(environment.create_symintnode(symbol, hint=int(known[symbol])))
     return int(number) if isinstance(number, torch.SymInt) else float(number)
 
 
